@@ -1,0 +1,1 @@
+//! ONNX Runtime plugin execution provider for CPUs.

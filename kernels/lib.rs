@@ -1,0 +1,1 @@
+//! What ONNX ops mean and how they run: op table, claim, partition, plan, kernels. No ORT types.
