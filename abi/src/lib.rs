@@ -4,6 +4,7 @@
 //! FFI `unsafe` stays in [`ort`].
 
 pub mod error;
+pub mod file;
 pub mod graph;
 pub mod options;
 pub mod ort;
