@@ -152,7 +152,9 @@ impl Single {
     /// A node of `domain::op_type` that first appeared in opset `since`, with `outputs` output slots.
     pub fn new(domain: &str, op_type: &str, since: u32, outputs: usize) -> Self {
         let mut graph = Graph::default();
-        let outputs = (0..outputs).map(|i| Some(value(&mut graph, format!("y{i}"), None))).collect();
+        let outputs = (0..outputs)
+            .map(|i| Some(value(&mut graph, format!("y{i}"), None)))
+            .collect();
         graph.nodes.push(abi::Node {
             name: "node".into(),
             domain: domain.into(),
@@ -164,7 +166,10 @@ impl Single {
             implicit_inputs: Vec::new(),
             handle: 0,
         });
-        Self { graph, inputs: Vec::new() }
+        Self {
+            graph,
+            inputs: Vec::new(),
+        }
     }
 
     /// Sets an attribute.
@@ -215,7 +220,10 @@ impl Single {
         for (slot, tensor) in node.inputs.iter().zip(&self.inputs) {
             if let (Some(id), Some(tensor)) = (slot, tensor) {
                 let constant = self.graph.values[*id].initializer.is_some();
-                facts[*id] = Some(Fact { constant, ..Fact::with_value(tensor.clone()) });
+                facts[*id] = Some(Fact {
+                    constant,
+                    ..Fact::with_value(tensor.clone())
+                });
             }
         }
         (def.claim)(&NodeCx::new(&self.graph, 0, &facts)).map_err(declined)?;
@@ -224,6 +232,11 @@ impl Single {
 }
 
 fn value(graph: &mut Graph, name: String, dtype: Option<DType>) -> abi::ValueId {
-    graph.values.push(abi::Value { name, dtype, shape: None, initializer: None });
+    graph.values.push(abi::Value {
+        name,
+        dtype,
+        shape: None,
+        initializer: None,
+    });
     graph.values.len() - 1
 }

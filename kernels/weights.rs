@@ -122,12 +122,17 @@ impl Constant {
 
     /// The elements, or `None` when it holds another type.
     pub fn as_slice<T: Element>(&self) -> Option<&[T]> {
-        (self.dtype == T::DTYPE && (self.bytes().as_ptr() as usize).is_multiple_of(align_of::<T>())).then(|| {
-            // SAFETY: aligned as checked, sized by `open`, and `T` is plain data.
-            unsafe {
-                std::slice::from_raw_parts(self.bytes().as_ptr().cast(), self.bytes().len() / size_of::<T>())
-            }
-        })
+        (self.dtype == T::DTYPE && (self.bytes().as_ptr() as usize).is_multiple_of(align_of::<T>())).then(
+            || {
+                // SAFETY: aligned as checked, sized by `open`, and `T` is plain data.
+                unsafe {
+                    std::slice::from_raw_parts(
+                        self.bytes().as_ptr().cast(),
+                        self.bytes().len() / size_of::<T>(),
+                    )
+                }
+            },
+        )
     }
 
     /// The elements of a float32, float16 or bfloat16 constant as f32; `None` for other types.

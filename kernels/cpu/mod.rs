@@ -1,0 +1,3 @@
+//! What CPU kernels share: float formats, SIMD.
+
+pub mod float;
