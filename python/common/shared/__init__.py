@@ -1,0 +1,1 @@
+"""Python code that all nxrt execution provider wheels carry."""

@@ -1,0 +1,3 @@
+"""Types of the pyo3 module."""
+
+VERSION: str
