@@ -1,12 +1,17 @@
 //! What ONNX ops mean and how they run: op table, claim, partition, plan, kernels. No ORT types.
 
+pub mod arena;
 pub mod build;
+pub mod claim;
 pub mod cpu;
 pub mod eval;
 pub mod fact;
+pub mod fuse;
+pub mod instance;
 pub mod kernel;
 pub mod op;
 pub mod ops;
 pub mod par;
+pub mod plan;
 pub mod settings;
 pub mod weights;

@@ -197,6 +197,11 @@ impl<'a> NodeCx<'a> {
         &self.graph.nodes[self.id]
     }
 
+    /// The node's number in the graph.
+    pub fn id(&self) -> NodeId {
+        self.id
+    }
+
     /// The graph that holds it.
     pub fn graph(&self) -> &'a Graph {
         self.graph

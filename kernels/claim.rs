@@ -1,0 +1,185 @@
+//! Which nodes can run here, in which groups, and why the others cannot.
+
+use crate::eval;
+use crate::fact::{self, Fact};
+use crate::op::{self, Decline, NodeCx, NodeLabel, OpDef};
+use crate::par::Par;
+use crate::settings::Settings;
+use abi::{Graph, InitializerData, NodeId, ValueId};
+
+/// The answer to GetCapability and to `explain`.
+#[derive(Debug)]
+pub struct Claim {
+    /// Sets of nodes, each convex and to be fused into one, in topological order.
+    pub groups: Vec<Vec<NodeId>>,
+    /// The other nodes, with the reason.
+    pub declined: Vec<(NodeId, Decline)>,
+}
+
+/// Claims what can run of `graph`. Pure: the same graph gives the same answer.
+pub fn claim(graph: &Graph, settings: &Settings) -> Claim {
+    let mut facts = stated_facts(graph);
+    let mut declined = Vec::new();
+    let mut claimed = vec![false; graph.nodes.len()];
+    for (id, claimed) in claimed.iter_mut().enumerate() {
+        match claim_node(graph, id, &facts, settings) {
+            Ok(outputs) => {
+                *claimed = true;
+                record(graph, id, outputs, &mut facts);
+            }
+            Err(reason) => declined.push((id, reason)),
+        }
+    }
+    let mut groups = partition(graph, &claimed);
+    groups.retain(|group| {
+        let worth = is_worth(graph, group);
+        if !worth {
+            let reason =
+                "only changes shapes, between nodes that run elsewhere: not worth a group of its own";
+            declined.extend(group.iter().map(|&id| {
+                (
+                    id,
+                    Decline(format!("{} {reason}", NodeLabel::of(&graph.nodes[id]))),
+                )
+            }));
+        }
+        worth
+    });
+    declined.sort_by_key(|&(id, _)| id);
+    Claim { groups, declined }
+}
+
+/// What the graph itself states about its values.
+pub fn stated_facts(graph: &Graph) -> Vec<Option<Fact>> {
+    let fact = |value: &abi::Value| {
+        if let Some(init) = &value.initializer {
+            let known = match &init.data {
+                InitializerData::Inline(tensor) => Fact::with_value(tensor.clone()),
+                _ => Fact::new(init.dtype, init.shape.iter().map(|&d| d.into()).collect()),
+            };
+            return Some(Fact {
+                constant: true,
+                ..known
+            });
+        }
+        value.dtype.map(|dtype| Fact::of(dtype, value.shape.clone()))
+    };
+    graph.values.iter().map(fact).collect()
+}
+
+fn claim_node(
+    graph: &Graph,
+    id: NodeId,
+    facts: &[Option<Fact>],
+    settings: &Settings,
+) -> Result<Vec<Fact>, Decline> {
+    let cx = NodeCx::new(graph, id, facts);
+    let node = cx.node();
+    let def = op::find(node)?;
+    for (slot, value) in node.inputs.iter().enumerate() {
+        if value.is_some_and(|v| facts[v].is_none()) {
+            return Err(cx.decline(
+                format_args!("input {slot}"),
+                "a value of unknown type",
+                "a tensor of known type",
+            ));
+        }
+    }
+    (def.claim)(&cx)?;
+    let outputs = infer_and_fold(def, &cx, settings)?;
+    for (slot, fact) in outputs.iter().enumerate() {
+        if let Some(stated) = cx.stated_output_dtype(slot).filter(|&d| d != fact.dtype) {
+            return Err(cx.decline(format_args!("output {slot}"), stated, fact.dtype));
+        }
+    }
+    Ok(outputs)
+}
+
+/// Inputs and outputs of at most this many elements take part in shape arithmetic.
+const FOLD_LIMIT: usize = 4096;
+
+/// Infers the outputs and, where all inputs are small and known, computes them.
+fn infer_and_fold(def: &OpDef, cx: &NodeCx<'_>, settings: &Settings) -> abi::Result<Vec<Fact>> {
+    let mut outputs = (def.infer)(cx)?;
+    let small = |f: &Fact| f.elements().is_some_and(|n| n <= FOLD_LIMIT);
+    let known = outputs.iter().all(|f| f.value.is_some() || small(f))
+        && (0..cx.inputs_len())
+            .all(|s| !cx.has_input(s) || cx.input(s).is_some_and(|f| f.value.is_some() && small(f)));
+    if !known || outputs.iter().all(|f| f.value.is_some()) {
+        return Ok(outputs);
+    }
+    let inputs: Vec<_> = (0..cx.inputs_len())
+        .map(|s| cx.input(s).and_then(|f| f.value.clone()))
+        .collect();
+    let id = cx.id();
+    // A value that cannot be computed (say, an index out of range) is the Run's error to report.
+    if let Ok(values) = eval::node(def, cx.graph(), id, &inputs, settings, Par::serial()) {
+        for (fact, value) in outputs.iter_mut().zip(values) {
+            if let Some(value) = value {
+                *fact = Fact::with_value(value);
+            }
+        }
+    }
+    Ok(outputs)
+}
+
+/// Joins inferred facts with what the graph states about the node's outputs.
+fn record(graph: &Graph, id: NodeId, outputs: Vec<Fact>, facts: &mut [Option<Fact>]) {
+    for (value, mut fact) in graph.nodes[id].outputs.iter().zip(outputs) {
+        let Some(value) = *value else { continue };
+        let stated = facts[value].as_ref().and_then(|f| f.shape.as_ref());
+        fact.shape = match (fact.shape, stated) {
+            (Some(inferred), Some(stated)) if inferred.len() == stated.len() => Some(
+                inferred
+                    .iter()
+                    .zip(stated)
+                    .map(|(a, b)| fact::unify(a, b).unwrap_or_else(|| a.clone()))
+                    .collect(),
+            ),
+            (Some(inferred), _) => Some(inferred),
+            (None, stated) => stated.cloned(),
+        };
+        facts[value] = Some(fact);
+    }
+}
+
+/// Cuts the claimed nodes into convex groups: no path between two nodes of a group leaves it.
+///
+/// Every value gets a level, which grows by one where a path passes from claimed to unclaimed nodes or back.
+/// Nodes of one level form a group: a path between two of them that left the group would have raised the level.
+pub fn partition(graph: &Graph, claimed: &[bool]) -> Vec<Vec<NodeId>> {
+    let mut producer: Vec<Option<NodeId>> = vec![None; graph.values.len()];
+    let mut level = vec![0usize; graph.nodes.len()];
+    let mut groups: Vec<Vec<NodeId>> = Vec::new();
+    for (id, node) in graph.nodes.iter().enumerate() {
+        // Even levels are claimed, odd ones are not.
+        let parity = usize::from(!claimed[id]);
+        let mut own = parity;
+        for value in node.inputs.iter().flatten().chain(&node.implicit_inputs) {
+            if let Some(from) = producer[*value] {
+                own = own.max(level[from] + usize::from(level[from] % 2 != parity));
+            }
+        }
+        level[id] = own;
+        node.outputs
+            .iter()
+            .flatten()
+            .for_each(|&value: &ValueId| producer[value] = Some(id));
+        if claimed[id] {
+            if groups.len() <= own / 2 {
+                groups.resize_with(own / 2 + 1, Vec::new);
+            }
+            groups[own / 2].push(id);
+        }
+    }
+    groups.retain(|g| !g.is_empty());
+    groups
+}
+
+/// A group that only renames shapes between foreign nodes costs more than it gives.
+fn is_worth(graph: &Graph, group: &[NodeId]) -> bool {
+    group.len() == graph.nodes.len()
+        || group
+            .iter()
+            .any(|&id| op::find(&graph.nodes[id]).is_ok_and(|def| !def.view && !def.shape_only))
+}

@@ -1,0 +1,431 @@
+//! A plan for one set of input shapes: every shape known, every tensor placed.
+
+use crate::arena::Arena;
+use crate::eval;
+use crate::fact::Fact;
+use crate::kernel::{RunCx, Shapes, Tensor, TensorMut};
+use crate::op::NodeCx;
+use crate::par::Par;
+use crate::plan::{Io, Plan, Step, roots};
+use abi::tensor::AlignedBytes;
+use abi::{DType, Dim, Error, HostTensor, Result, ValueId};
+use smallvec::SmallVec;
+
+/// What decides every shape of a Run: the input shapes, and the contents of the inputs that shapes depend on.
+#[derive(PartialEq, Eq)]
+pub struct Key {
+    shapes: Vec<usize>,
+    contents: Vec<u8>,
+}
+
+/// Inputs on which shapes depend hold at most this many bytes.
+const MAX_SHAPE_INPUT: usize = 1 << 20;
+
+impl Key {
+    /// Reads the key off a Run's inputs.
+    pub fn of(plan: &Plan, io: &dyn Io) -> Result<Self> {
+        let (mut shapes, mut contents) = (Vec::with_capacity(4 * plan.graph.inputs.len()), Vec::new());
+        for i in 0..plan.graph.inputs.len() {
+            let (_, shape, _) = io.input(i)?;
+            shapes.push(shape.len());
+            shapes.extend_from_slice(shape);
+        }
+        for &i in &plan.key_inputs {
+            contents.extend_from_slice(input_tensor(io, i)?.bytes());
+        }
+        Ok(Self { shapes, contents })
+    }
+}
+
+fn input_tensor<'a>(io: &'a dyn Io, i: usize) -> Result<Tensor<'a>> {
+    let (dtype, shape, ptr) = io.input(i)?;
+    let bytes = dtype.bytes(shape.iter().product()).unwrap_or(usize::MAX);
+    if bytes > MAX_SHAPE_INPUT {
+        let problem = format!(
+            "holds {bytes} bytes, but output shapes depend on its contents; at most {MAX_SHAPE_INPUT} are read for that"
+        );
+        return Err(Error::Model {
+            place: format!("graph input {i}"),
+            problem,
+        });
+    }
+    // SAFETY: the host promises that the input's bytes are valid for this Run.
+    Ok(unsafe { Tensor::from_raw(dtype, shape, ptr) })
+}
+
+/// Where a tensor's bytes are.
+#[derive(Clone, Copy, Debug)]
+enum Place {
+    Input(usize),
+    Output(usize),
+    Workspace(usize),
+    Constant(ValueId),
+    Host(usize),
+}
+
+struct Placed {
+    dtype: DType,
+    shape: Vec<usize>,
+    place: Option<Place>,
+}
+
+impl Placed {
+    fn bytes(&self) -> usize {
+        self.dtype.bytes(self.shape.iter().product()).unwrap_or(0)
+    }
+}
+
+/// See the module.
+pub struct Instance {
+    values: Vec<Option<Placed>>,
+    /// Steps whose outputs the shape program did not compute already, with their scratch bytes.
+    steps: Vec<(usize, usize)>,
+    /// Values that the shape program computed.
+    host: Vec<HostTensor>,
+    /// Graph outputs that no kernel writes directly.
+    copies: Vec<(usize, ValueId)>,
+    scratch_offset: usize,
+    scratch_bytes: usize,
+}
+
+impl Instance {
+    /// Runs the shape program for the shapes of `io` and places every tensor.
+    pub fn new(plan: &Plan, io: &dyn Io) -> Result<Self> {
+        let mut facts = plan.template.clone();
+        for (i, &value) in plan.graph.inputs.iter().enumerate() {
+            facts[value] = Some(input_fact(plan, io, i)?);
+        }
+        for step in &plan.steps {
+            infer_step(plan, step, &mut facts)?;
+        }
+        let mut made = Self {
+            values: Vec::with_capacity(facts.len()),
+            steps: Vec::new(),
+            host: Vec::new(),
+            copies: Vec::new(),
+            scratch_offset: 0,
+            scratch_bytes: 0,
+        };
+        for (id, fact) in facts.iter().enumerate() {
+            made.values.push(made_value(
+                fact.as_ref(),
+                plan.constants.contains_key(&id),
+                id,
+                &mut made.host,
+            ));
+        }
+        made.place(plan);
+        Ok(made)
+    }
+
+    /// Bytes of workspace that a Run needs.
+    pub fn workspace_bytes(&self) -> usize {
+        self.scratch_offset + self.scratch_bytes
+    }
+
+    /// Decides every place: inputs and outputs where the host has them, the rest in the workspace by lifetime.
+    fn place(&mut self, plan: &Plan) {
+        let (graph, roots) = (&plan.graph, roots(&plan.graph, &plan.steps));
+        for (i, &value) in graph.inputs.iter().enumerate() {
+            self.set(value, Place::Input(i));
+        }
+        for (at, step) in plan.steps.iter().enumerate() {
+            let node = &graph.nodes[step.node];
+            let known = node.outputs.iter().flatten().all(|&v| self.placed(v).is_some());
+            if !known && !step.def.view {
+                self.steps.push((at, 0));
+            }
+        }
+        for (j, &value) in graph.outputs.iter().enumerate() {
+            match self.placed(roots[value]) {
+                None => self.set(roots[value], Place::Output(j)),
+                Some(_) => self.copies.push((j, value)),
+            }
+        }
+        self.place_workspace(plan, &roots);
+        // A view shows its root's bytes, unless the shape program knows it better.
+        for (value, &root) in roots.iter().enumerate() {
+            if let (None, Some(place)) = (self.placed(value), self.placed(root)) {
+                self.set(value, place);
+            }
+        }
+        self.size_scratch(plan);
+    }
+
+    fn place_workspace(&mut self, plan: &Plan, roots: &[ValueId]) {
+        let mut last = vec![0usize; self.values.len()];
+        for (order, &(at, _)) in self.steps.iter().enumerate() {
+            let step = &plan.steps[at];
+            for &value in step
+                .inputs
+                .iter()
+                .flatten()
+                .chain(plan.graph.nodes[step.node].outputs.iter().flatten())
+            {
+                last[roots[value]] = order;
+            }
+        }
+        self.copies
+            .iter()
+            .for_each(|&(_, value)| last[roots[value]] = usize::MAX);
+        let mut arena = Arena::default();
+        let mut ends: Vec<Vec<(usize, usize)>> = vec![Vec::new(); self.steps.len()];
+        for order in 0..self.steps.len() {
+            let node = &plan.graph.nodes[plan.steps[self.steps[order].0].node];
+            for &value in node.outputs.iter().flatten() {
+                if self.placed(value).is_some() {
+                    continue;
+                }
+                let bytes = self.values[value].as_ref().map_or(0, Placed::bytes);
+                let offset = arena.take(bytes);
+                self.set(value, Place::Workspace(offset));
+                if let Some(end) = ends.get_mut(last[value]) {
+                    end.push((offset, bytes));
+                }
+            }
+            ends[order]
+                .iter()
+                .for_each(|&(offset, bytes)| arena.give(offset, bytes));
+        }
+        self.scratch_offset = arena.bytes();
+    }
+
+    fn size_scratch(&mut self, plan: &Plan) {
+        let mut steps = std::mem::take(&mut self.steps);
+        for (at, scratch) in &mut steps {
+            let step = &plan.steps[*at];
+            let shape = |v: &Option<ValueId>| {
+                v.and_then(|v| self.values[v].as_ref())
+                    .map(|p| (p.dtype, p.shape.as_slice()))
+            };
+            let inputs: SmallVec<[_; 16]> = step.inputs.iter().map(shape).collect();
+            let outputs: SmallVec<[_; 8]> = plan.graph.nodes[step.node].outputs.iter().map(shape).collect();
+            *scratch = step.kernel.scratch_bytes(&Shapes {
+                inputs: &inputs,
+                outputs: &outputs,
+            });
+            self.scratch_bytes = self.scratch_bytes.max(*scratch);
+        }
+        self.steps = steps;
+    }
+
+    fn placed(&self, value: ValueId) -> Option<Place> {
+        self.values[value].as_ref().and_then(|p| p.place)
+    }
+
+    fn set(&mut self, value: ValueId, place: Place) {
+        if let Some(placed) = &mut self.values[value] {
+            placed.place = Some(place);
+        }
+    }
+
+    /// Runs every step. `workspace` has at least `workspace_bytes`.
+    pub fn run(&self, plan: &Plan, io: &mut dyn Io, workspace: &mut [u8], par: Par<'_>) -> Result<()> {
+        let outputs = self.bind_outputs(plan, io)?;
+        let (inputs, _copies) = self.bind_inputs(plan, io, &outputs)?;
+        let base = workspace.as_mut_ptr();
+        let address = |place: Place| -> *mut u8 {
+            match place {
+                Place::Input(i) => inputs[i].cast_mut(),
+                Place::Output(j) => outputs[j],
+                // SAFETY: offsets were handed out below `workspace_bytes`.
+                Place::Workspace(offset) => unsafe { base.add(offset) },
+                Place::Constant(value) => plan.constants[&value].bytes().as_ptr().cast_mut(),
+                Place::Host(i) => self.host[i].bytes().as_ptr().cast_mut(),
+            }
+        };
+        let find = |value: ValueId| {
+            let placed = self.values[value].as_ref()?;
+            Some((placed.dtype, placed.shape.as_slice(), address(placed.place?)))
+        };
+        for &(at, scratch) in &self.steps {
+            let step = &plan.steps[at];
+            let tensors: SmallVec<[Option<Tensor>; 16]> = (step.inputs.iter())
+                // SAFETY: placed for the whole Run; the arena keeps a value's bytes until its last reader ran.
+                .map(|v| {
+                    v.and_then(find)
+                        .map(|(d, s, p)| unsafe { Tensor::from_raw(d, s, p) })
+                })
+                .collect();
+            let mut results: Vec<Option<TensorMut>> = (plan.graph.nodes[step.node].outputs.iter())
+                // SAFETY: as above; live ranges do not overlap, and an output that shares a caller's buffer with an
+                // input does so only where the op declares it (`bind_inputs` copies the others).
+                .map(|v| {
+                    v.and_then(find)
+                        .map(|(d, s, p)| unsafe { TensorMut::from_raw(d, s, p) })
+                })
+                .collect();
+            // SAFETY: the scratch region lies behind every placed tensor, within the workspace.
+            let scratch = unsafe { std::slice::from_raw_parts_mut(base.add(self.scratch_offset), scratch) };
+            step.kernel.run(&mut RunCx {
+                inputs: &tensors,
+                outputs: &mut results,
+                scratch,
+                par,
+                label: &step.label,
+            })?;
+        }
+        for &(j, value) in &self.copies {
+            if let Some((dtype, shape, from)) = find(value) {
+                let bytes = dtype.bytes(shape.iter().product()).unwrap_or(0);
+                // SAFETY: both hold `bytes` bytes; `copy` allows overlap.
+                unsafe { std::ptr::copy(from, outputs[j], bytes) };
+            }
+        }
+        Ok(())
+    }
+
+    fn bind_outputs(&self, plan: &Plan, io: &mut dyn Io) -> Result<SmallVec<[*mut u8; 64]>> {
+        let mut outputs = SmallVec::new();
+        for (j, &value) in plan.graph.outputs.iter().enumerate() {
+            let placed = self.values[value].as_ref();
+            let placed =
+                placed.ok_or_else(|| Error::Internal(format!("graph output {j} was not inferred")))?;
+            outputs.push(io.output(j, placed.dtype, &placed.shape)?);
+        }
+        Ok(outputs)
+    }
+
+    /// Input addresses; an input that overlaps an output which no declared in-place update explains is copied.
+    fn bind_inputs(
+        &self,
+        plan: &Plan,
+        io: &dyn Io,
+        outputs: &[*mut u8],
+    ) -> Result<(SmallVec<[*const u8; 64]>, Vec<AlignedBytes>)> {
+        let (mut inputs, mut copies) = (SmallVec::new(), Vec::new());
+        for i in 0..plan.graph.inputs.len() {
+            let (dtype, shape, ptr) = io.input(i)?;
+            let bytes = dtype.bytes(shape.iter().product()).unwrap_or(0);
+            let clash = (outputs.iter().enumerate()).any(|(j, &out)| {
+                let out_bytes = self.values[plan.graph.outputs[j]]
+                    .as_ref()
+                    .map_or(0, Placed::bytes);
+                let (a, b) = (ptr as usize, out as usize);
+                let overlap = bytes > 0 && out_bytes > 0 && a < b + out_bytes && b < a + bytes;
+                overlap && !(a == b && plan.in_place.contains(&(i, j)))
+            });
+            inputs.push(if clash {
+                copy_of(ptr, bytes, &mut copies)?
+            } else {
+                ptr
+            });
+        }
+        Ok((inputs, copies))
+    }
+}
+
+fn copy_of(ptr: *const u8, bytes: usize, copies: &mut Vec<AlignedBytes>) -> Result<*const u8> {
+    let memory = || Error::Memory {
+        asked: bytes,
+        purpose: "a copy of an input that shares an output's buffer".into(),
+    };
+    let mut copy = AlignedBytes::try_zeroed(bytes).ok_or_else(memory)?;
+    // SAFETY: the host promises that the input's bytes are valid for this Run.
+    copy.as_mut_slice()
+        .copy_from_slice(unsafe { std::slice::from_raw_parts(ptr, bytes) });
+    copies.push(copy);
+    Ok(copies[copies.len() - 1].as_slice().as_ptr())
+}
+
+fn input_fact(plan: &Plan, io: &dyn Io, i: usize) -> Result<Fact> {
+    let (dtype, shape, _) = io.input(i)?;
+    let stated = plan.template[plan.graph.inputs[i]].as_ref();
+    if let Some(stated) = stated.filter(|f| f.dtype != dtype) {
+        let place = format!("graph input '{}'", plan.graph.values[plan.graph.inputs[i]].name);
+        return Err(Error::Model {
+            place,
+            problem: format!("got {dtype}, expected {}", stated.dtype),
+        });
+    }
+    if plan.key_inputs.contains(&i) {
+        let tensor = input_tensor(io, i)?;
+        let value = HostTensor::from_bytes(dtype, shape, tensor.bytes());
+        return Ok(Fact::with_value(
+            value.ok_or_else(|| Error::Internal("an input's size is off".into()))?,
+        ));
+    }
+    Ok(Fact::new(dtype, shape.iter().map(|&d| Dim::Known(d)).collect()))
+}
+
+/// Infers a step's outputs; computes them when shapes depend on their contents.
+fn infer_step(plan: &Plan, step: &Step, facts: &mut [Option<Fact>]) -> Result<()> {
+    let cx = NodeCx::new(&plan.graph, step.node, facts);
+    let mut outputs = (step.def.infer)(&cx)?;
+    let node = &plan.graph.nodes[step.node];
+    let wanted = node.outputs.iter().flatten().any(|&v| plan.on_host[v]);
+    if wanted && outputs.iter().any(|f| f.value.is_none()) {
+        evaluate(plan, step, facts, &mut outputs)?;
+    }
+    for (value, fact) in node.outputs.iter().zip(outputs) {
+        if let Some(value) = *value {
+            facts[value] = Some(fact);
+        }
+    }
+    Ok(())
+}
+
+fn evaluate(plan: &Plan, step: &Step, facts: &[Option<Fact>], outputs: &mut [Fact]) -> Result<()> {
+    let cx = NodeCx::new(&plan.graph, step.node, facts);
+    let mut inputs = Vec::with_capacity(step.inputs.len());
+    for value in &step.inputs {
+        let known = match *value {
+            None => None,
+            Some(v) => match (
+                facts[v].as_ref().and_then(|f| f.value.clone()),
+                plan.constants.get(&v),
+            ) {
+                (Some(tensor), _) => Some(tensor),
+                (None, Some(constant)) => Some(constant.to_tensor()?),
+                (None, None) => {
+                    return Err(Error::Internal(format!(
+                        "{}: a host value is missing",
+                        step.label
+                    )));
+                }
+            },
+        };
+        inputs.push(known);
+    }
+    let node = &plan.graph.nodes[step.node];
+    let mut shapes = Vec::with_capacity(node.outputs.len());
+    for (slot, value) in node.outputs.iter().enumerate() {
+        shapes.push(match outputs.get(slot).filter(|_| value.is_some()) {
+            None => None,
+            Some(f) => Some((
+                f.dtype,
+                f.known_shape().ok_or_else(|| eval::unknown_shape(&cx, slot, f))?,
+            )),
+        });
+    }
+    let values = eval::run(&*step.kernel, &step.label, &inputs, &shapes, Par::serial())?;
+    for (fact, value) in outputs.iter_mut().zip(values) {
+        if let Some(value) = value {
+            *fact = Fact::with_value(value);
+        }
+    }
+    Ok(())
+}
+
+/// A value's type, shape and, where it is known ahead, place. `None` for values that no step left makes or reads.
+fn made_value(
+    fact: Option<&Fact>,
+    constant: bool,
+    id: ValueId,
+    host: &mut Vec<HostTensor>,
+) -> Option<Placed> {
+    let fact = fact?;
+    let place = if constant {
+        Some(Place::Constant(id))
+    } else if let Some(value) = fact.value.as_ref().filter(|_| !fact.constant) {
+        host.push(value.clone());
+        Some(Place::Host(host.len() - 1))
+    } else {
+        None
+    };
+    Some(Placed {
+        dtype: fact.dtype,
+        shape: fact.known_shape()?,
+        place,
+    })
+}

@@ -1,0 +1,335 @@
+//! A graph made ready to run: constants folded, weights packed, kernels built, and one instance for every
+//! distinct set of input shapes.
+
+use crate::build::{BuildCx, Constants};
+use crate::claim::stated_facts;
+use crate::eval;
+use crate::fact::Fact;
+use crate::instance::{Instance, Key};
+use crate::kernel::Kernel;
+use crate::op::{self, NodeCx, NodeLabel, OpDef};
+use crate::par::Par;
+use crate::settings::Settings;
+use crate::weights::{Constant, PackCache};
+use abi::tensor::AlignedBytes;
+use abi::{DType, Error, Graph, InitializerData, NodeId, Result, ValueId};
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// Instances kept for shapes seen before; a client that alternates between a few shapes hits every time.
+const INSTANCES: usize = 16;
+/// Workspaces kept between Runs; as many as Runs commonly overlap.
+const WORKSPACES: usize = 4;
+/// Initializers of at most this many bytes are read at once, since shapes may depend on them.
+const SMALL_INITIALIZER: usize = 4096;
+
+/// A compiled graph. Shared by concurrent Runs.
+pub struct Plan {
+    pub(crate) graph: Graph,
+    /// Facts before any input is known: constants, and the stated types.
+    pub(crate) template: Vec<Option<Fact>>,
+    /// Nodes that are left after folding, in execution order.
+    pub(crate) steps: Vec<Step>,
+    /// Per value: whether some shape depends on its contents.
+    pub(crate) on_host: Vec<bool>,
+    /// Graph inputs (by position) whose contents decide shapes: they are part of an instance's key.
+    pub(crate) key_inputs: Vec<usize>,
+    /// Raw constants that kernels read in their Runs.
+    pub(crate) constants: HashMap<ValueId, Constant>,
+    /// (graph input, graph output) positions that may share a buffer: one step updates it in place and nobody
+    /// reads the input after that step.
+    pub(crate) in_place: Vec<(usize, usize)>,
+    pub(crate) width: usize,
+    instances: Mutex<Vec<(Key, Arc<Instance>)>>,
+    workspaces: Mutex<Vec<AlignedBytes>>,
+}
+
+/// A node with its kernel.
+pub(crate) struct Step {
+    pub node: NodeId,
+    pub def: &'static OpDef,
+    pub kernel: Box<dyn Kernel>,
+    pub label: NodeLabel,
+    /// Input values by slot, without those that were packed away.
+    pub inputs: Vec<Option<ValueId>>,
+}
+
+/// Where a Run's inputs and outputs are.
+pub trait Io {
+    /// Type, shape and first byte of graph input `i`.
+    fn input(&self, i: usize) -> Result<(DType, &[usize], *const u8)>;
+    /// First byte of graph output `j`, allocated for `shape`.
+    fn output(&mut self, j: usize, dtype: DType, shape: &[usize]) -> Result<*mut u8>;
+}
+
+impl Plan {
+    /// Compiles `graph`, every node of which was claimed. `cache` is the session's.
+    pub fn build(graph: Graph, settings: &Settings, cache: &PackCache) -> Result<Self> {
+        let graph = if settings.fusion {
+            crate::fuse::fuse(graph)?
+        } else {
+            graph
+        };
+        let mut constants = Constants::default();
+        let mut template = read_small_initializers(stated_facts(&graph), &graph, &mut constants)?;
+        let mut steps = Vec::new();
+        for id in 0..graph.nodes.len() {
+            if !fold(&graph, id, &mut template, &mut constants, settings)? {
+                steps.push(build_step(
+                    &graph,
+                    id,
+                    &template,
+                    &mut constants,
+                    settings,
+                    cache,
+                )?);
+            }
+        }
+        cache.end_compile();
+        let (on_host, key_inputs) = host_cone(&graph, &steps, &template);
+        let raw = raw_constants(&graph, &steps, &mut constants)?;
+        let in_place = in_place_pairs(&graph, &steps);
+        Ok(Self {
+            graph,
+            template,
+            steps,
+            on_host,
+            key_inputs,
+            constants: raw,
+            in_place,
+            width: settings.chunks,
+            instances: Mutex::default(),
+            workspaces: Mutex::default(),
+        })
+    }
+
+    /// Number of kernels that a Run may call.
+    pub fn steps(&self) -> usize {
+        self.steps.len()
+    }
+
+    /// Runs once. Errors leave the plan as it was; outputs are then unspecified.
+    pub fn run(&self, io: &mut dyn Io, pool: &dyn abi::ParallelFor) -> Result<()> {
+        let key = Key::of(self, io)?;
+        let instance = self.instance(key, io)?;
+        let mut workspace = self.workspace(instance.workspace_bytes())?;
+        let result = instance.run(self, io, workspace.as_mut_slice(), Par::new(pool, self.width));
+        let mut kept = self.workspaces.lock().unwrap_or_else(PoisonError::into_inner);
+        if kept.len() < WORKSPACES {
+            kept.push(workspace);
+        }
+        result
+    }
+
+    fn instance(&self, key: Key, io: &dyn Io) -> Result<Arc<Instance>> {
+        let lock = || self.instances.lock().unwrap_or_else(PoisonError::into_inner);
+        {
+            let mut cached = lock();
+            if let Some(at) = cached.iter().position(|(k, _)| *k == key) {
+                let hit = cached.remove(at);
+                let instance = hit.1.clone();
+                cached.push(hit);
+                return Ok(instance);
+            }
+        }
+        let instance = Arc::new(Instance::new(self, io)?);
+        let mut cached = lock();
+        if cached.len() >= INSTANCES {
+            cached.remove(0);
+        }
+        cached.push((key, instance.clone()));
+        Ok(instance)
+    }
+
+    /// A workspace of at least `bytes`, reused where possible.
+    fn workspace(&self, bytes: usize) -> Result<AlignedBytes> {
+        let kept = self
+            .workspaces
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .pop();
+        if let Some(workspace) = kept.filter(|w| w.len() >= bytes) {
+            return Ok(workspace);
+        }
+        // An eighth of slack: lengths that grow by one token then seldom need a new workspace.
+        let asked = bytes + bytes / 8;
+        AlignedBytes::try_zeroed(asked).ok_or_else(|| Error::Memory {
+            asked,
+            purpose: "the workspace of a Run".into(),
+        })
+    }
+}
+
+/// Reads small external initializers, so that shape arithmetic sees them.
+fn read_small_initializers(
+    mut facts: Vec<Option<Fact>>,
+    graph: &Graph,
+    constants: &mut Constants,
+) -> Result<Vec<Option<Fact>>> {
+    for (id, value) in graph.values.iter().enumerate() {
+        let Some(init) = &value.initializer else { continue };
+        let InitializerData::External { len, .. } = init.data else {
+            continue;
+        };
+        if len <= SMALL_INITIALIZER {
+            if let Some(constant) = constants.get(graph, id)? {
+                facts[id] = Some(Fact {
+                    constant: true,
+                    ..Fact::with_value(constant.to_tensor()?)
+                });
+            }
+        }
+    }
+    Ok(facts)
+}
+
+/// Infers the node's outputs; when all its inputs are constants, computes them and returns true.
+fn fold(
+    graph: &Graph,
+    id: NodeId,
+    facts: &mut [Option<Fact>],
+    constants: &mut Constants,
+    settings: &Settings,
+) -> Result<bool> {
+    let def = op::find(&graph.nodes[id])
+        .map_err(|d| Error::Internal(format!("an unclaimed node was fused: {d}")))?;
+    let node = &graph.nodes[id];
+    let inferred = (def.infer)(&NodeCx::new(graph, id, facts))?;
+    let constant = node
+        .inputs
+        .iter()
+        .flatten()
+        .all(|&v| facts[v].as_ref().is_some_and(|f| f.constant));
+    let mut outputs: Vec<_> = inferred.into_iter().map(|f| Fact { constant, ..f }).collect();
+    if constant {
+        let mut inputs = Vec::with_capacity(node.inputs.len());
+        for value in &node.inputs {
+            let tensor = match *value {
+                Some(v) => constants.get(graph, v)?.map(|c| c.to_tensor()).transpose()?,
+                None => None,
+            };
+            inputs.push(tensor);
+        }
+        let values = eval::node(def, graph, id, &inputs, settings, Par::serial())?;
+        for (slot, tensor) in values.into_iter().enumerate() {
+            if let (Some(tensor), Some(Some(value))) = (tensor, node.outputs.get(slot)) {
+                outputs[slot] = Fact {
+                    constant: true,
+                    ..Fact::with_value(tensor.clone())
+                };
+                constants.insert(*value, Constant::computed(tensor));
+            }
+        }
+    }
+    for (value, fact) in node.outputs.iter().zip(outputs) {
+        if let Some(value) = *value {
+            facts[value] = Some(fact);
+        }
+    }
+    Ok(constant)
+}
+
+fn build_step(
+    graph: &Graph,
+    id: NodeId,
+    facts: &[Option<Fact>],
+    constants: &mut Constants,
+    settings: &Settings,
+    cache: &PackCache,
+) -> Result<Step> {
+    let node = &graph.nodes[id];
+    let def = op::find(node).map_err(|d| Error::Internal(format!("an unclaimed node was fused: {d}")))?;
+    let mut cx = BuildCx::new(NodeCx::new(graph, id, facts), settings, constants, cache);
+    let kernel = (def.build)(&mut cx)?;
+    let mut inputs = node.inputs.clone();
+    cx.into_packed().into_iter().for_each(|slot| inputs[slot] = None);
+    Ok(Step {
+        node: id,
+        def,
+        kernel,
+        label: NodeLabel::of(node),
+        inputs,
+    })
+}
+
+/// The values on whose contents shapes depend, and the graph inputs among them.
+fn host_cone(graph: &Graph, steps: &[Step], facts: &[Option<Fact>]) -> (Vec<bool>, Vec<usize>) {
+    let mut needed = vec![false; graph.values.len()];
+    let constant = |v: ValueId| facts[v].as_ref().is_some_and(|f| f.constant);
+    for step in steps.iter().rev() {
+        let node = &graph.nodes[step.node];
+        let own = node.outputs.iter().flatten().any(|&v| needed[v]);
+        for (slot, value) in node.inputs.iter().enumerate() {
+            if let Some(value) = *value {
+                let wanted = (own && !step.def.shape_only) || step.def.host_inputs.contains(&slot);
+                needed[value] |= wanted && !constant(value);
+            }
+        }
+    }
+    let inputs = (0..graph.inputs.len())
+        .filter(|&i| needed[graph.inputs[i]])
+        .collect();
+    (needed, inputs)
+}
+
+/// The constants that kernels read raw, or that are graph outputs.
+fn raw_constants(
+    graph: &Graph,
+    steps: &[Step],
+    constants: &mut Constants,
+) -> Result<HashMap<ValueId, Constant>> {
+    let mut raw = HashMap::new();
+    let read = steps
+        .iter()
+        .flat_map(|s| s.inputs.iter().flatten())
+        .chain(&graph.outputs);
+    for &value in read {
+        if let Some(constant) = constants.get(graph, value)? {
+            raw.insert(value, constant);
+        }
+    }
+    Ok(raw)
+}
+
+/// Follows views back to the value whose bytes they show.
+pub(crate) fn roots(graph: &Graph, steps: &[Step]) -> Vec<ValueId> {
+    let mut roots: Vec<ValueId> = (0..graph.values.len()).collect();
+    for step in steps.iter().filter(|s| s.def.view) {
+        let node = &graph.nodes[step.node];
+        if let (Some(Some(from)), Some(Some(to))) = (node.inputs.first(), node.outputs.first()) {
+            roots[*to] = roots[*from];
+        }
+    }
+    roots
+}
+
+fn in_place_pairs(graph: &Graph, steps: &[Step]) -> Vec<(usize, usize)> {
+    let roots = roots(graph, steps);
+    let mut pairs = Vec::new();
+    for (at, step) in steps.iter().enumerate() {
+        for &(from, to) in step.def.in_place {
+            let node = &graph.nodes[step.node];
+            let (Some(&Some(from_value)), Some(&Some(to_value))) =
+                (step.inputs.get(from), node.outputs.get(to))
+            else {
+                continue;
+            };
+            let reads = |s: &Step| {
+                s.inputs
+                    .iter()
+                    .flatten()
+                    .filter(|&&v| roots[v] == roots[from_value])
+                    .count()
+            };
+            let later = steps[at + 1..].iter().any(|s| reads(s) > 0 && !s.def.shape_only);
+            let passed_on = graph.outputs.iter().any(|&v| roots[v] == roots[from_value]);
+            if later || passed_on || reads(step) != 1 {
+                continue;
+            }
+            let input = graph.inputs.iter().position(|&v| v == roots[from_value]);
+            let output = graph.outputs.iter().position(|&v| roots[v] == to_value);
+            pairs.extend(input.zip(output));
+        }
+    }
+    pairs
+}
