@@ -241,18 +241,18 @@ impl Instance {
         for &(at, scratch) in &self.steps {
             let step = &plan.steps[at];
             let tensors: SmallVec<[Option<Tensor>; 16]> = (step.inputs.iter())
-                // SAFETY: placed for the whole Run; the arena keeps a value's bytes until its last reader ran.
                 .map(|v| {
-                    v.and_then(find)
-                        .map(|(d, s, p)| unsafe { Tensor::from_raw(d, s, p) })
+                    let (dtype, shape, ptr) = v.and_then(find)?;
+                    // SAFETY: placed for the whole Run; the arena keeps a value's bytes until its last reader ran.
+                    Some(unsafe { Tensor::from_raw(dtype, shape, ptr) })
                 })
                 .collect();
             let mut results: Vec<Option<TensorMut>> = (plan.graph.nodes[step.node].outputs.iter())
-                // SAFETY: as above; live ranges do not overlap, and an output that shares a caller's buffer with an
-                // input does so only where the op declares it (`bind_inputs` copies the others).
                 .map(|v| {
-                    v.and_then(find)
-                        .map(|(d, s, p)| unsafe { TensorMut::from_raw(d, s, p) })
+                    let (dtype, shape, ptr) = v.and_then(find)?;
+                    // SAFETY: as above; live ranges do not overlap, and an output that shares a caller's buffer with
+                    // an input does so only where the op declares it (`bind_inputs` copies the others).
+                    Some(unsafe { TensorMut::from_raw(dtype, shape, ptr) })
                 })
                 .collect();
             // SAFETY: the scratch region lies behind every placed tensor, within the workspace.

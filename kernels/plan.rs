@@ -171,13 +171,14 @@ fn read_small_initializers(
         let InitializerData::External { len, .. } = init.data else {
             continue;
         };
-        if len <= SMALL_INITIALIZER {
-            if let Some(constant) = constants.get(graph, id)? {
-                facts[id] = Some(Fact {
-                    constant: true,
-                    ..Fact::with_value(constant.to_tensor()?)
-                });
-            }
+        if len > SMALL_INITIALIZER {
+            continue;
+        }
+        if let Some(constant) = constants.get(graph, id)? {
+            facts[id] = Some(Fact {
+                constant: true,
+                ..Fact::with_value(constant.to_tensor()?)
+            });
         }
     }
     Ok(facts)
