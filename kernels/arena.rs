@@ -15,9 +15,7 @@ impl Arena {
     /// A range of `bytes`; the smallest free one that fits, else new space.
     pub fn take(&mut self, bytes: usize) -> usize {
         let len = Self::rounded(bytes);
-        let best = (0..self.free.len())
-            .filter(|&i| self.free[i].1 >= len)
-            .min_by_key(|&i| self.free[i].1);
+        let best = (0..self.free.len()).filter(|&i| self.free[i].1 >= len).min_by_key(|&i| self.free[i].1);
         if let Some(i) = best {
             let (offset, room) = self.free[i];
             if room == len {

@@ -52,19 +52,8 @@ impl<'a> Deref for BuildCx<'a> {
 
 impl<'a> BuildCx<'a> {
     /// Starts on one node.
-    pub fn new(
-        node: NodeCx<'a>,
-        settings: &'a Settings,
-        constants: &'a mut Constants,
-        cache: &'a PackCache,
-    ) -> Self {
-        Self {
-            node,
-            settings,
-            constants,
-            cache,
-            packed: Vec::new(),
-        }
+    pub fn new(node: NodeCx<'a>, settings: &'a Settings, constants: &'a mut Constants, cache: &'a PackCache) -> Self {
+        Self { node, settings, constants, cache, packed: Vec::new() }
     }
 
     /// The session's settings.

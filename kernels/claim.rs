@@ -34,14 +34,9 @@ pub fn claim(graph: &Graph, settings: &Settings) -> Claim {
     groups.retain(|group| {
         let worth = is_worth(graph, group);
         if !worth {
-            let reason =
-                "only changes shapes, between nodes that run elsewhere: not worth a group of its own";
-            declined.extend(group.iter().map(|&id| {
-                (
-                    id,
-                    Decline(format!("{} {reason}", NodeLabel::of(&graph.nodes[id]))),
-                )
-            }));
+            let reason = "only changes shapes, between nodes that run elsewhere: not worth a group of its own";
+            declined
+                .extend(group.iter().map(|&id| (id, Decline(format!("{} {reason}", NodeLabel::of(&graph.nodes[id]))))));
         }
         worth
     });
@@ -57,32 +52,20 @@ pub fn stated_facts(graph: &Graph) -> Vec<Option<Fact>> {
                 InitializerData::Inline(tensor) => Fact::with_value(tensor.clone()),
                 _ => Fact::new(init.dtype, init.shape.iter().map(|&d| d.into()).collect()),
             };
-            return Some(Fact {
-                constant: true,
-                ..known
-            });
+            return Some(Fact { constant: true, ..known });
         }
         value.dtype.map(|dtype| Fact::of(dtype, value.shape.clone()))
     };
     graph.values.iter().map(fact).collect()
 }
 
-fn claim_node(
-    graph: &Graph,
-    id: NodeId,
-    facts: &[Option<Fact>],
-    settings: &Settings,
-) -> Result<Vec<Fact>, Decline> {
+fn claim_node(graph: &Graph, id: NodeId, facts: &[Option<Fact>], settings: &Settings) -> Result<Vec<Fact>, Decline> {
     let cx = NodeCx::new(graph, id, facts);
     let node = cx.node();
     let def = op::find(node)?;
     for (slot, value) in node.inputs.iter().enumerate() {
         if value.is_some_and(|v| facts[v].is_none()) {
-            return Err(cx.decline(
-                format_args!("input {slot}"),
-                "a value of unknown type",
-                "a tensor of known type",
-            ));
+            return Err(cx.decline(format_args!("input {slot}"), "a value of unknown type", "a tensor of known type"));
         }
     }
     (def.claim)(&cx)?;
@@ -103,14 +86,11 @@ fn infer_and_fold(def: &OpDef, cx: &NodeCx<'_>, settings: &Settings) -> abi::Res
     let mut outputs = (def.infer)(cx)?;
     let small = |f: &Fact| f.elements().is_some_and(|n| n <= FOLD_LIMIT);
     let known = outputs.iter().all(|f| f.value.is_some() || small(f))
-        && (0..cx.inputs_len())
-            .all(|s| !cx.has_input(s) || cx.input(s).is_some_and(|f| f.value.is_some() && small(f)));
+        && (0..cx.inputs_len()).all(|s| !cx.has_input(s) || cx.input(s).is_some_and(|f| f.value.is_some() && small(f)));
     if !known || outputs.iter().all(|f| f.value.is_some()) {
         return Ok(outputs);
     }
-    let inputs: Vec<_> = (0..cx.inputs_len())
-        .map(|s| cx.input(s).and_then(|f| f.value.clone()))
-        .collect();
+    let inputs: Vec<_> = (0..cx.inputs_len()).map(|s| cx.input(s).and_then(|f| f.value.clone())).collect();
     let id = cx.id();
     // A value that cannot be computed (say, an index out of range) is the Run's error to report.
     if let Ok(values) = eval::node(def, cx.graph(), id, &inputs, settings, Par::serial()) {
@@ -129,13 +109,9 @@ fn record(graph: &Graph, id: NodeId, outputs: Vec<Fact>, facts: &mut [Option<Fac
         let Some(value) = *value else { continue };
         let stated = facts[value].as_ref().and_then(|f| f.shape.as_ref());
         fact.shape = match (fact.shape, stated) {
-            (Some(inferred), Some(stated)) if inferred.len() == stated.len() => Some(
-                inferred
-                    .iter()
-                    .zip(stated)
-                    .map(|(a, b)| fact::unify(a, b).unwrap_or_else(|| a.clone()))
-                    .collect(),
-            ),
+            (Some(inferred), Some(stated)) if inferred.len() == stated.len() => {
+                Some(inferred.iter().zip(stated).map(|(a, b)| fact::unify(a, b).unwrap_or_else(|| a.clone())).collect())
+            }
             (Some(inferred), _) => Some(inferred),
             (None, stated) => stated.cloned(),
         };
@@ -161,10 +137,7 @@ pub fn partition(graph: &Graph, claimed: &[bool]) -> Vec<Vec<NodeId>> {
             }
         }
         level[id] = own;
-        node.outputs
-            .iter()
-            .flatten()
-            .for_each(|&value: &ValueId| producer[value] = Some(id));
+        node.outputs.iter().flatten().for_each(|&value: &ValueId| producer[value] = Some(id));
         if claimed[id] {
             if groups.len() <= own / 2 {
                 groups.resize_with(own / 2 + 1, Vec::new);
@@ -179,7 +152,76 @@ pub fn partition(graph: &Graph, claimed: &[bool]) -> Vec<Vec<NodeId>> {
 /// A group that only renames shapes between foreign nodes costs more than it gives.
 fn is_worth(graph: &Graph, group: &[NodeId]) -> bool {
     group.len() == graph.nodes.len()
-        || group
-            .iter()
-            .any(|&id| op::find(&graph.nodes[id]).is_ok_and(|def| !def.view && !def.shape_only))
+        || group.iter().any(|&id| op::find(&graph.nodes[id]).is_ok_and(|def| !def.view && !def.shape_only))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use abi::{Node, Value};
+    use proptest::prelude::*;
+
+    /// A graph whose node `i` makes value `i` from the values of earlier nodes.
+    fn graph(edges: &[Vec<usize>]) -> Graph {
+        let mut graph = Graph::default();
+        for (id, inputs) in edges.iter().enumerate() {
+            graph.values.push(Value { name: format!("v{id}"), dtype: None, shape: None, initializer: None });
+            graph.nodes.push(Node {
+                name: format!("n{id}"),
+                domain: String::new(),
+                op_type: "Op".into(),
+                since_version: 1,
+                inputs: inputs.iter().map(|&v| Some(v)).collect(),
+                outputs: vec![Some(id)],
+                attrs: Vec::new(),
+                implicit_inputs: Vec::new(),
+                handle: 0,
+            });
+        }
+        graph
+    }
+
+    fn dag() -> impl Strategy<Value = (Vec<Vec<usize>>, Vec<bool>)> {
+        (1usize..24).prop_flat_map(|n| {
+            let edges: Vec<_> = (0..n).map(|i| prop::collection::vec(0..i.max(1), 0..=i.min(3))).collect();
+            (edges, prop::collection::vec(any::<bool>(), n))
+        })
+    }
+
+    /// Whether a path leads from `from` to `to`.
+    fn reaches(edges: &[Vec<usize>], from: usize, to: usize) -> bool {
+        let mut seen = vec![false; edges.len()];
+        seen[from] = true;
+        (from + 1..=to).for_each(|i| seen[i] = edges[i].iter().any(|&p| seen[p]));
+        seen[to]
+    }
+
+    #[test]
+    fn an_unknown_op_in_the_middle_leaves_two_groups() {
+        let g = graph(&[vec![], vec![0], vec![1], vec![2], vec![0]]);
+        assert_eq!(partition(&g, &[true, true, false, true, true]), vec![vec![0, 1, 4], vec![3]]);
+    }
+
+    proptest! {
+        #[test]
+        fn groups_hold_every_claimed_node_once_and_are_convex((edges, claimed) in dag()) {
+            let groups = partition(&graph(&edges), &claimed);
+            let mut of = vec![None; edges.len()];
+            for (number, group) in groups.iter().enumerate() {
+                for &id in group {
+                    prop_assert!(claimed[id] && of[id].replace(number).is_none());
+                }
+            }
+            for id in 0..edges.len() {
+                prop_assert_eq!(of[id].is_some(), claimed[id]);
+            }
+            for a in 0..edges.len() {
+                for b in a + 1..edges.len() {
+                    let same = of[a].is_some() && of[a] == of[b];
+                    let outside = (a + 1..b).find(|&m| of[m] != of[a] && reaches(&edges, a, m) && reaches(&edges, m, b));
+                    prop_assert!(!same || outside.is_none(), "{a} and {b} are one group, but {outside:?} lies between");
+                }
+            }
+        }
+    }
 }

@@ -18,57 +18,31 @@ pub fn run(
     outputs: &[Option<(DType, Vec<usize>)>],
     par: Par<'_>,
 ) -> Result<Vec<Option<HostTensor>>> {
-    let in_shapes: Vec<_> = inputs
-        .iter()
-        .map(|t| t.as_ref().map(|t| (t.dtype(), t.shape())))
-        .collect();
-    let out_shapes: Vec<_> = outputs
-        .iter()
-        .map(|o| o.as_ref().map(|(d, s)| (*d, s.as_slice())))
-        .collect();
-    let scratch_len = kernel.scratch_bytes(&Shapes {
-        inputs: &in_shapes,
-        outputs: &out_shapes,
-    });
-    let memory = |asked, purpose: &str| Error::Memory {
-        asked,
-        purpose: purpose.into(),
-    };
+    let in_shapes: Vec<_> = inputs.iter().map(|t| t.as_ref().map(|t| (t.dtype(), t.shape()))).collect();
+    let out_shapes: Vec<_> = outputs.iter().map(|o| o.as_ref().map(|(d, s)| (*d, s.as_slice()))).collect();
+    let scratch_len = kernel.scratch_bytes(&Shapes { inputs: &in_shapes, outputs: &out_shapes });
+    let memory = |asked, purpose: &str| Error::Memory { asked, purpose: purpose.into() };
     let mut scratch = AlignedBytes::try_zeroed(scratch_len).ok_or_else(|| memory(scratch_len, "scratch"))?;
     let mut buffers = Vec::with_capacity(outputs.len());
     for output in outputs {
-        let bytes = output.as_ref().map_or(Some(0), |(d, s)| {
-            s.iter()
-                .try_fold(1usize, |n, &v| n.checked_mul(v))
-                .and_then(|n| d.bytes(n))
-        });
+        let bytes = output
+            .as_ref()
+            .map_or(Some(0), |(d, s)| s.iter().try_fold(1usize, |n, &v| n.checked_mul(v)).and_then(|n| d.bytes(n)));
         let bytes = bytes.ok_or_else(|| memory(usize::MAX, "an output"))?;
         buffers.push(AlignedBytes::try_zeroed(bytes).ok_or_else(|| memory(bytes, "an output"))?);
     }
-    let tensors: Vec<_> = inputs
-        .iter()
-        .map(|t| {
-            t.as_ref()
-                .and_then(|t| Tensor::from_bytes(t.dtype(), t.shape(), t.bytes()))
-        })
-        .collect();
+    let tensors: Vec<_> =
+        inputs.iter().map(|t| t.as_ref().and_then(|t| Tensor::from_bytes(t.dtype(), t.shape(), t.bytes()))).collect();
     let mut views: Vec<_> = outputs
         .iter()
         .zip(&mut buffers)
         .map(|(o, b)| {
             let ptr = b.as_mut_slice().as_mut_ptr();
             // SAFETY: the buffer has the shape's size, is aligned, and is borrowed for the kernel alone.
-            o.as_ref()
-                .map(|(d, s)| unsafe { TensorMut::from_raw(*d, s, ptr) })
+            o.as_ref().map(|(d, s)| unsafe { TensorMut::from_raw(*d, s, ptr) })
         })
         .collect();
-    kernel.run(&mut RunCx {
-        inputs: &tensors,
-        outputs: &mut views,
-        scratch: scratch.as_mut_slice(),
-        par,
-        label,
-    })?;
+    kernel.run(&mut RunCx { inputs: &tensors, outputs: &mut views, scratch: scratch.as_mut_slice(), par, label })?;
     Ok(outputs
         .iter()
         .zip(buffers)
@@ -94,11 +68,7 @@ pub fn node(
     }
     let cx = NodeCx::new(graph, id, &facts);
     let inferred = (def.infer)(&cx)?;
-    if let Some(value) = inferred
-        .first()
-        .and_then(|f| f.value.clone())
-        .filter(|_| def.shape_only)
-    {
+    if let Some(value) = inferred.first().and_then(|f| f.value.clone()).filter(|_| def.shape_only) {
         return Ok(vec![Some(value)]);
     }
     let mut outputs = Vec::with_capacity(node.outputs.len());
@@ -106,10 +76,7 @@ pub fn node(
         let fact = inferred.get(slot).filter(|_| value.is_some());
         outputs.push(match fact {
             None => None,
-            Some(fact) => Some((
-                fact.dtype,
-                fact.known_shape().ok_or_else(|| unknown_shape(&cx, slot, fact))?,
-            )),
+            Some(fact) => Some((fact.dtype, fact.known_shape().ok_or_else(|| unknown_shape(&cx, slot, fact))?)),
         });
     }
     let (mut constants, cache) = (Constants::default(), PackCache::default());
@@ -127,11 +94,7 @@ pub fn unknown_shape(cx: &NodeCx<'_>, slot: usize, fact: &Fact) -> Error {
         None => "an unknown rank".to_owned(),
         Some(dims) => format!("shape {}", dims.iter().map(dim).collect::<Vec<_>>().join("x")),
     };
-    cx.error(
-        format_args!("output {slot}"),
-        got,
-        "a shape that the inputs' shapes and the shape inputs' values decide",
-    )
+    cx.error(format_args!("output {slot}"), got, "a shape that the inputs' shapes and the shape inputs' values decide")
 }
 
 fn dim(dim: &Dim) -> String {
@@ -152,9 +115,7 @@ impl Single {
     /// A node of `domain::op_type` that first appeared in opset `since`, with `outputs` output slots.
     pub fn new(domain: &str, op_type: &str, since: u32, outputs: usize) -> Self {
         let mut graph = Graph::default();
-        let outputs = (0..outputs)
-            .map(|i| Some(value(&mut graph, format!("y{i}"), None)))
-            .collect();
+        let outputs = (0..outputs).map(|i| Some(value(&mut graph, format!("y{i}"), None))).collect();
         graph.nodes.push(abi::Node {
             name: "node".into(),
             domain: domain.into(),
@@ -166,10 +127,7 @@ impl Single {
             implicit_inputs: Vec::new(),
             handle: 0,
         });
-        Self {
-            graph,
-            inputs: Vec::new(),
-        }
+        Self { graph, inputs: Vec::new() }
     }
 
     /// Sets an attribute.
@@ -220,10 +178,7 @@ impl Single {
         for (slot, tensor) in node.inputs.iter().zip(&self.inputs) {
             if let (Some(id), Some(tensor)) = (slot, tensor) {
                 let constant = self.graph.values[*id].initializer.is_some();
-                facts[*id] = Some(Fact {
-                    constant,
-                    ..Fact::with_value(tensor.clone())
-                });
+                facts[*id] = Some(Fact { constant, ..Fact::with_value(tensor.clone()) });
             }
         }
         (def.claim)(&NodeCx::new(&self.graph, 0, &facts)).map_err(declined)?;
@@ -232,11 +187,6 @@ impl Single {
 }
 
 fn value(graph: &mut Graph, name: String, dtype: Option<DType>) -> abi::ValueId {
-    graph.values.push(abi::Value {
-        name,
-        dtype,
-        shape: None,
-        initializer: None,
-    });
+    graph.values.push(abi::Value { name, dtype, shape: None, initializer: None });
     graph.values.len() - 1
 }

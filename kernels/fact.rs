@@ -18,43 +18,23 @@ pub struct Fact {
 impl Fact {
     /// A tensor of that type and shape.
     pub fn new(dtype: DType, shape: Vec<Dim>) -> Self {
-        Self {
-            dtype,
-            shape: Some(shape),
-            value: None,
-            constant: false,
-        }
+        Self { dtype, shape: Some(shape), value: None, constant: false }
     }
 
     /// A tensor of that type whose rank is unknown.
     pub fn unranked(dtype: DType) -> Self {
-        Self {
-            dtype,
-            shape: None,
-            value: None,
-            constant: false,
-        }
+        Self { dtype, shape: None, value: None, constant: false }
     }
 
     /// A tensor of that type and shape, where the shape may be of unknown rank.
     pub fn of(dtype: DType, shape: Option<Vec<Dim>>) -> Self {
-        Self {
-            dtype,
-            shape,
-            value: None,
-            constant: false,
-        }
+        Self { dtype, shape, value: None, constant: false }
     }
 
     /// A tensor with known contents.
     pub fn with_value(value: HostTensor) -> Self {
         let shape = value.shape().iter().map(|&d| Dim::Known(d)).collect();
-        Self {
-            dtype: value.dtype(),
-            shape: Some(shape),
-            value: Some(value),
-            constant: false,
-        }
+        Self { dtype: value.dtype(), shape: Some(shape), value: Some(value), constant: false }
     }
 
     /// The same shape with another type, contents unknown.
@@ -72,15 +52,8 @@ impl Fact {
         let Some(shape) = &self.shape else {
             return Dim::Unknown;
         };
-        let index = if axis < 0 {
-            axis + shape.len() as isize
-        } else {
-            axis
-        };
-        usize::try_from(index)
-            .ok()
-            .and_then(|i| shape.get(i).cloned())
-            .unwrap_or(Dim::Unknown)
+        let index = if axis < 0 { axis + shape.len() as isize } else { axis };
+        usize::try_from(index).ok().and_then(|i| shape.get(i).cloned()).unwrap_or(Dim::Unknown)
     }
 
     /// The shape when every dim is known.
@@ -90,9 +63,7 @@ impl Fact {
 
     /// Number of elements when every dim is known (and the product fits).
     pub fn elements(&self) -> Option<usize> {
-        self.known_shape()?
-            .iter()
-            .try_fold(1usize, |n, &d| n.checked_mul(d))
+        self.known_shape()?.iter().try_fold(1usize, |n, &d| n.checked_mul(d))
     }
 
     /// Contents as i64 when known and of int32 or int64 type.

@@ -44,10 +44,7 @@ fn input_tensor<'a>(io: &'a dyn Io, i: usize) -> Result<Tensor<'a>> {
         let problem = format!(
             "holds {bytes} bytes, but output shapes depend on its contents; at most {MAX_SHAPE_INPUT} are read for that"
         );
-        return Err(Error::Model {
-            place: format!("graph input {i}"),
-            problem,
-        });
+        return Err(Error::Model { place: format!("graph input {i}"), problem });
     }
     // SAFETY: the host promises that the input's bytes are valid for this Run.
     Ok(unsafe { Tensor::from_raw(dtype, shape, ptr) })
@@ -107,12 +104,7 @@ impl Instance {
             scratch_bytes: 0,
         };
         for (id, fact) in facts.iter().enumerate() {
-            made.values.push(made_value(
-                fact.as_ref(),
-                plan.constants.contains_key(&id),
-                id,
-                &mut made.host,
-            ));
+            made.values.push(made_value(fact.as_ref(), plan.constants.contains_key(&id), id, &mut made.host));
         }
         made.place(plan);
         Ok(made)
@@ -156,18 +148,11 @@ impl Instance {
         let mut last = vec![0usize; self.values.len()];
         for (order, &(at, _)) in self.steps.iter().enumerate() {
             let step = &plan.steps[at];
-            for &value in step
-                .inputs
-                .iter()
-                .flatten()
-                .chain(plan.graph.nodes[step.node].outputs.iter().flatten())
-            {
+            for &value in step.inputs.iter().flatten().chain(plan.graph.nodes[step.node].outputs.iter().flatten()) {
                 last[roots[value]] = order;
             }
         }
-        self.copies
-            .iter()
-            .for_each(|&(_, value)| last[roots[value]] = usize::MAX);
+        self.copies.iter().for_each(|&(_, value)| last[roots[value]] = usize::MAX);
         let mut arena = Arena::default();
         let mut ends: Vec<Vec<(usize, usize)>> = vec![Vec::new(); self.steps.len()];
         for order in 0..self.steps.len() {
@@ -183,9 +168,7 @@ impl Instance {
                     end.push((offset, bytes));
                 }
             }
-            ends[order]
-                .iter()
-                .for_each(|&(offset, bytes)| arena.give(offset, bytes));
+            ends[order].iter().for_each(|&(offset, bytes)| arena.give(offset, bytes));
         }
         self.scratch_offset = arena.bytes();
     }
@@ -194,16 +177,11 @@ impl Instance {
         let mut steps = std::mem::take(&mut self.steps);
         for (at, scratch) in &mut steps {
             let step = &plan.steps[*at];
-            let shape = |v: &Option<ValueId>| {
-                v.and_then(|v| self.values[v].as_ref())
-                    .map(|p| (p.dtype, p.shape.as_slice()))
-            };
+            let shape =
+                |v: &Option<ValueId>| v.and_then(|v| self.values[v].as_ref()).map(|p| (p.dtype, p.shape.as_slice()));
             let inputs: SmallVec<[_; 16]> = step.inputs.iter().map(shape).collect();
             let outputs: SmallVec<[_; 8]> = plan.graph.nodes[step.node].outputs.iter().map(shape).collect();
-            *scratch = step.kernel.scratch_bytes(&Shapes {
-                inputs: &inputs,
-                outputs: &outputs,
-            });
+            *scratch = step.kernel.scratch_bytes(&Shapes { inputs: &inputs, outputs: &outputs });
             self.scratch_bytes = self.scratch_bytes.max(*scratch);
         }
         self.steps = steps;
@@ -279,8 +257,7 @@ impl Instance {
         let mut outputs = SmallVec::new();
         for (j, &value) in plan.graph.outputs.iter().enumerate() {
             let placed = self.values[value].as_ref();
-            let placed =
-                placed.ok_or_else(|| Error::Internal(format!("graph output {j} was not inferred")))?;
+            let placed = placed.ok_or_else(|| Error::Internal(format!("graph output {j} was not inferred")))?;
             outputs.push(io.output(j, placed.dtype, &placed.shape)?);
         }
         Ok(outputs)
@@ -298,32 +275,22 @@ impl Instance {
             let (dtype, shape, ptr) = io.input(i)?;
             let bytes = dtype.bytes(shape.iter().product()).unwrap_or(0);
             let clash = (outputs.iter().enumerate()).any(|(j, &out)| {
-                let out_bytes = self.values[plan.graph.outputs[j]]
-                    .as_ref()
-                    .map_or(0, Placed::bytes);
+                let out_bytes = self.values[plan.graph.outputs[j]].as_ref().map_or(0, Placed::bytes);
                 let (a, b) = (ptr as usize, out as usize);
                 let overlap = bytes > 0 && out_bytes > 0 && a < b + out_bytes && b < a + bytes;
                 overlap && !(a == b && plan.in_place.contains(&(i, j)))
             });
-            inputs.push(if clash {
-                copy_of(ptr, bytes, &mut copies)?
-            } else {
-                ptr
-            });
+            inputs.push(if clash { copy_of(ptr, bytes, &mut copies)? } else { ptr });
         }
         Ok((inputs, copies))
     }
 }
 
 fn copy_of(ptr: *const u8, bytes: usize, copies: &mut Vec<AlignedBytes>) -> Result<*const u8> {
-    let memory = || Error::Memory {
-        asked: bytes,
-        purpose: "a copy of an input that shares an output's buffer".into(),
-    };
+    let memory = || Error::Memory { asked: bytes, purpose: "a copy of an input that shares an output's buffer".into() };
     let mut copy = AlignedBytes::try_zeroed(bytes).ok_or_else(memory)?;
     // SAFETY: the host promises that the input's bytes are valid for this Run.
-    copy.as_mut_slice()
-        .copy_from_slice(unsafe { std::slice::from_raw_parts(ptr, bytes) });
+    copy.as_mut_slice().copy_from_slice(unsafe { std::slice::from_raw_parts(ptr, bytes) });
     copies.push(copy);
     Ok(copies[copies.len() - 1].as_slice().as_ptr())
 }
@@ -333,17 +300,12 @@ fn input_fact(plan: &Plan, io: &dyn Io, i: usize) -> Result<Fact> {
     let stated = plan.template[plan.graph.inputs[i]].as_ref();
     if let Some(stated) = stated.filter(|f| f.dtype != dtype) {
         let place = format!("graph input '{}'", plan.graph.values[plan.graph.inputs[i]].name);
-        return Err(Error::Model {
-            place,
-            problem: format!("got {dtype}, expected {}", stated.dtype),
-        });
+        return Err(Error::Model { place, problem: format!("got {dtype}, expected {}", stated.dtype) });
     }
     if plan.key_inputs.contains(&i) {
         let tensor = input_tensor(io, i)?;
         let value = HostTensor::from_bytes(dtype, shape, tensor.bytes());
-        return Ok(Fact::with_value(
-            value.ok_or_else(|| Error::Internal("an input's size is off".into()))?,
-        ));
+        return Ok(Fact::with_value(value.ok_or_else(|| Error::Internal("an input's size is off".into()))?));
     }
     Ok(Fact::new(dtype, shape.iter().map(|&d| Dim::Known(d)).collect()))
 }
@@ -371,17 +333,11 @@ fn evaluate(plan: &Plan, step: &Step, facts: &[Option<Fact>], outputs: &mut [Fac
     for value in &step.inputs {
         let known = match *value {
             None => None,
-            Some(v) => match (
-                facts[v].as_ref().and_then(|f| f.value.clone()),
-                plan.constants.get(&v),
-            ) {
+            Some(v) => match (facts[v].as_ref().and_then(|f| f.value.clone()), plan.constants.get(&v)) {
                 (Some(tensor), _) => Some(tensor),
                 (None, Some(constant)) => Some(constant.to_tensor()?),
                 (None, None) => {
-                    return Err(Error::Internal(format!(
-                        "{}: a host value is missing",
-                        step.label
-                    )));
+                    return Err(Error::Internal(format!("{}: a host value is missing", step.label)));
                 }
             },
         };
@@ -392,10 +348,7 @@ fn evaluate(plan: &Plan, step: &Step, facts: &[Option<Fact>], outputs: &mut [Fac
     for (slot, value) in node.outputs.iter().enumerate() {
         shapes.push(match outputs.get(slot).filter(|_| value.is_some()) {
             None => None,
-            Some(f) => Some((
-                f.dtype,
-                f.known_shape().ok_or_else(|| eval::unknown_shape(&cx, slot, f))?,
-            )),
+            Some(f) => Some((f.dtype, f.known_shape().ok_or_else(|| eval::unknown_shape(&cx, slot, f))?)),
         });
     }
     let values = eval::run(&*step.kernel, &step.label, &inputs, &shapes, Par::serial())?;
@@ -408,12 +361,7 @@ fn evaluate(plan: &Plan, step: &Step, facts: &[Option<Fact>], outputs: &mut [Fac
 }
 
 /// A value's type, shape and, where it is known ahead, place. `None` for values that no step left makes or reads.
-fn made_value(
-    fact: Option<&Fact>,
-    constant: bool,
-    id: ValueId,
-    host: &mut Vec<HostTensor>,
-) -> Option<Placed> {
+fn made_value(fact: Option<&Fact>, constant: bool, id: ValueId, host: &mut Vec<HostTensor>) -> Option<Placed> {
     let fact = fact?;
     let place = if constant {
         Some(Place::Constant(id))
@@ -423,9 +371,5 @@ fn made_value(
     } else {
         None
     };
-    Some(Placed {
-        dtype: fact.dtype,
-        shape: fact.known_shape()?,
-        place,
-    })
+    Some(Placed { dtype: fact.dtype, shape: fact.known_shape()?, place })
 }

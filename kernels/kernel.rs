@@ -55,25 +55,13 @@ impl<'a> Tensor<'a> {
     /// written meanwhile but through an output that the op declares as in place).
     pub unsafe fn from_raw(dtype: DType, shape: &'a [usize], ptr: *const u8) -> Self {
         let bytes = dtype.bytes(shape.iter().product()).unwrap_or(0);
-        Self {
-            dtype,
-            shape,
-            ptr,
-            bytes,
-            lives: PhantomData,
-        }
+        Self { dtype, shape, ptr, bytes, lives: PhantomData }
     }
 
     /// A view of bytes; `None` when the sizes disagree.
     pub fn from_bytes(dtype: DType, shape: &'a [usize], data: &'a [u8]) -> Option<Self> {
         let bytes = dtype.bytes(shape.iter().product())?;
-        (bytes == data.len()).then_some(Self {
-            dtype,
-            shape,
-            ptr: data.as_ptr(),
-            bytes,
-            lives: PhantomData,
-        })
+        (bytes == data.len()).then_some(Self { dtype, shape, ptr: data.as_ptr(), bytes, lives: PhantomData })
     }
 
     /// The element type.
@@ -144,13 +132,7 @@ impl<'a> TensorMut<'a> {
     /// As [`Tensor::from_raw`], for writes, and nobody else reads or writes the bytes for `'a`.
     pub unsafe fn from_raw(dtype: DType, shape: &'a [usize], ptr: *mut u8) -> Self {
         let bytes = dtype.bytes(shape.iter().product()).unwrap_or(0);
-        Self {
-            dtype,
-            shape,
-            ptr,
-            bytes,
-            lives: PhantomData,
-        }
+        Self { dtype, shape, ptr, bytes, lives: PhantomData }
     }
 
     /// The element type.
@@ -230,8 +212,7 @@ impl<'a> RunCx<'a> {
 
     /// A required input. Panics when absent: `claim` has checked it.
     pub fn required(&self, slot: usize) -> Tensor<'a> {
-        self.input(slot)
-            .expect("the claim checked that required inputs are present")
+        self.input(slot).expect("the claim checked that required inputs are present")
     }
 
     /// Takes output `slot`; `None` when nobody reads it. Each output can be taken once.
@@ -245,12 +226,7 @@ impl<'a> RunCx<'a> {
     }
 
     /// An [`Error::Node`] for this node.
-    pub fn error(
-        &self,
-        slot: impl fmt::Display,
-        got: impl fmt::Display,
-        expected: impl fmt::Display,
-    ) -> Error {
+    pub fn error(&self, slot: impl fmt::Display, got: impl fmt::Display, expected: impl fmt::Display) -> Error {
         self.label.error(slot, got, expected)
     }
 }
@@ -273,11 +249,7 @@ impl<'a> Carver<'a> {
     pub fn take<T: Element>(&mut self, n: usize) -> &'a mut [T] {
         let (piece, rest) = std::mem::take(&mut self.0).split_at_mut(Self::size::<T>(n));
         self.0 = rest;
-        assert_eq!(
-            piece.as_ptr() as usize % align_of::<T>(),
-            0,
-            "scratch is 64-byte aligned"
-        );
+        assert_eq!(piece.as_ptr() as usize % align_of::<T>(), 0, "scratch is 64-byte aligned");
         // SAFETY: aligned, large enough, uniquely borrowed, and `T` is plain data.
         unsafe { std::slice::from_raw_parts_mut(piece.as_mut_ptr().cast(), n) }
     }

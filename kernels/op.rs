@@ -103,33 +103,22 @@ impl OpDef {
 
 /// The definition that covers `node`, or the sentence that says why there is none.
 pub fn find(node: &Node) -> Result<&'static OpDef, Decline> {
-    static TABLE: LazyLock<HashMap<(&'static str, &'static str), Vec<&'static OpDef>>> =
-        LazyLock::new(|| {
-            let mut table: HashMap<_, Vec<_>> = HashMap::new();
-            for def in crate::ops::all() {
-                table.entry((def.domain, def.name)).or_default().push(def);
-            }
-            table
-        });
+    static TABLE: LazyLock<HashMap<(&'static str, &'static str), Vec<&'static OpDef>>> = LazyLock::new(|| {
+        let mut table: HashMap<_, Vec<_>> = HashMap::new();
+        for def in crate::ops::all() {
+            table.entry((def.domain, def.name)).or_default().push(def);
+        }
+        table
+    });
     let label = || NodeLabel::of(node);
     let Some(defs) = TABLE.get(&(node.domain.as_str(), node.op_type.as_str())) else {
         return Err(Decline(format!("{} has no kernel here", label())));
     };
     let version = node.since_version;
-    defs.iter()
-        .find(|d| (d.since.0..=d.since.1).contains(&version))
-        .copied()
-        .ok_or_else(|| {
-            let known: Vec<_> = defs
-                .iter()
-                .map(|d| format!("{} to {}", d.since.0, d.since.1))
-                .collect();
-            Decline(format!(
-                "{}: got opset version {version}, expected {}",
-                label(),
-                known.join(" or ")
-            ))
-        })
+    defs.iter().find(|d| (d.since.0..=d.since.1).contains(&version)).copied().ok_or_else(|| {
+        let known: Vec<_> = defs.iter().map(|d| format!("{} to {}", d.since.0, d.since.1)).collect();
+        Decline(format!("{}: got opset version {version}, expected {}", label(), known.join(" or ")))
+    })
 }
 
 /// A node's name and op, for messages.
@@ -144,24 +133,12 @@ pub struct NodeLabel {
 impl NodeLabel {
     /// The label of `node`; an unnamed node goes by its first output slot's number.
     pub fn of(node: &Node) -> Self {
-        let name = if node.name.is_empty() {
-            "(unnamed)".into()
-        } else {
-            node.name.clone()
-        };
-        Self {
-            node: name,
-            op: node.op(),
-        }
+        let name = if node.name.is_empty() { "(unnamed)".into() } else { node.name.clone() };
+        Self { node: name, op: node.op() }
     }
 
     /// An [`Error::Node`] for this node.
-    pub fn error(
-        &self,
-        slot: impl fmt::Display,
-        got: impl fmt::Display,
-        expected: impl fmt::Display,
-    ) -> Error {
+    pub fn error(&self, slot: impl fmt::Display, got: impl fmt::Display, expected: impl fmt::Display) -> Error {
         Error::Node {
             node: self.node.clone(),
             op: self.op.clone(),
@@ -216,8 +193,7 @@ impl<'a> NodeCx<'a> {
 
     /// What is known of a required input.
     pub fn required(&self, slot: usize) -> Result<&'a Fact> {
-        self.input(slot)
-            .ok_or_else(|| self.error(format_args!("input {slot}"), "nothing", "a tensor"))
+        self.input(slot).ok_or_else(|| self.error(format_args!("input {slot}"), "nothing", "a tensor"))
     }
 
     /// Whether input `slot` is present.
@@ -287,22 +263,12 @@ impl<'a> NodeCx<'a> {
     }
 
     /// An [`Error::Node`] for this node.
-    pub fn error(
-        &self,
-        slot: impl fmt::Display,
-        got: impl fmt::Display,
-        expected: impl fmt::Display,
-    ) -> Error {
+    pub fn error(&self, slot: impl fmt::Display, got: impl fmt::Display, expected: impl fmt::Display) -> Error {
         self.label().error(slot, got, expected)
     }
 
     /// A [`Decline`] with the same words as [`Self::error`].
-    pub fn decline(
-        &self,
-        slot: impl fmt::Display,
-        got: impl fmt::Display,
-        expected: impl fmt::Display,
-    ) -> Decline {
+    pub fn decline(&self, slot: impl fmt::Display, got: impl fmt::Display, expected: impl fmt::Display) -> Decline {
         self.error(slot, got, expected).into()
     }
 
@@ -311,11 +277,7 @@ impl<'a> NodeCx<'a> {
         match self.input(slot) {
             Some(fact) if !allowed.contains(&fact.dtype) => {
                 let expected: Vec<_> = allowed.iter().map(DType::to_string).collect();
-                Err(self.decline(
-                    format_args!("input {slot} ({name})"),
-                    fact.dtype,
-                    expected.join(" or "),
-                ))
+                Err(self.decline(format_args!("input {slot} ({name})"), fact.dtype, expected.join(" or ")))
             }
             _ => Ok(()),
         }
@@ -327,11 +289,7 @@ impl<'a> NodeCx<'a> {
         if allowed.contains(&got) {
             return Ok(());
         }
-        Err(self.decline(
-            format_args!("attribute '{name}'"),
-            got,
-            format_args!("one of {allowed:?}"),
-        ))
+        Err(self.decline(format_args!("attribute '{name}'"), got, format_args!("one of {allowed:?}")))
     }
 
     /// Declines unless string attribute `name` (or its `default`) is one of `allowed`.
@@ -340,21 +298,13 @@ impl<'a> NodeCx<'a> {
         if allowed.contains(&got) {
             return Ok(());
         }
-        Err(self.decline(
-            format_args!("attribute '{name}'"),
-            got,
-            format_args!("one of {allowed:?}"),
-        ))
+        Err(self.decline(format_args!("attribute '{name}'"), got, format_args!("one of {allowed:?}")))
     }
 
     /// Declines when optional input `slot` is present.
     pub fn check_absent(&self, slot: usize, name: &str, why: &str) -> Result<(), Decline> {
         if self.has_input(slot) {
-            return Err(self.decline(
-                format_args!("input {slot} ({name})"),
-                "a tensor",
-                format_args!("none: {why}"),
-            ));
+            return Err(self.decline(format_args!("input {slot} ({name})"), "a tensor", format_args!("none: {why}")));
         }
         Ok(())
     }

@@ -15,18 +15,12 @@ pub struct Par<'a> {
 impl<'a> Par<'a> {
     /// `width`: how many tasks to start at most, about the number of threads.
     pub fn new(pool: &'a dyn ParallelFor, width: usize) -> Self {
-        Self {
-            pool,
-            width: width.max(1),
-        }
+        Self { pool, width: width.max(1) }
     }
 
     /// Everything on the calling thread.
     pub fn serial() -> Self {
-        Self {
-            pool: &abi::Serial,
-            width: 1,
-        }
+        Self { pool: &abi::Serial, width: 1 }
     }
 
     /// About the number of threads.
@@ -94,11 +88,7 @@ unsafe impl<T: Send> Sync for SharedMut<'_, T> {}
 impl<'a, T> SharedMut<'a, T> {
     /// Takes the slice over for the loop's duration.
     pub fn new(data: &'a mut [T]) -> Self {
-        Self {
-            ptr: data.as_mut_ptr(),
-            len: data.len(),
-            lives: PhantomData,
-        }
+        Self { ptr: data.as_mut_ptr(), len: data.len(), lives: PhantomData }
     }
 
     /// Number of elements.
@@ -117,11 +107,7 @@ impl<'a, T> SharedMut<'a, T> {
     /// No two live borrows may overlap.
     #[allow(clippy::mut_from_ref)] // the point of the type; disjointness is the caller's promise
     pub unsafe fn slice(&self, range: Range<usize>) -> &'a mut [T] {
-        assert!(
-            range.start <= range.end && range.end <= self.len,
-            "{range:?} is not within 0..{}",
-            self.len
-        );
+        assert!(range.start <= range.end && range.end <= self.len, "{range:?} is not within 0..{}", self.len);
         // SAFETY: in bounds (checked), unique by the caller's promise.
         unsafe { std::slice::from_raw_parts_mut(self.ptr.add(range.start), range.len()) }
     }

@@ -65,24 +65,13 @@ pub trait Io {
 impl Plan {
     /// Compiles `graph`, every node of which was claimed. `cache` is the session's.
     pub fn build(graph: Graph, settings: &Settings, cache: &PackCache) -> Result<Self> {
-        let graph = if settings.fusion {
-            crate::fuse::fuse(graph)?
-        } else {
-            graph
-        };
+        let graph = if settings.fusion { crate::fuse::fuse(graph)? } else { graph };
         let mut constants = Constants::default();
         let mut template = read_small_initializers(stated_facts(&graph), &graph, &mut constants)?;
         let mut steps = Vec::new();
         for id in 0..graph.nodes.len() {
             if !fold(&graph, id, &mut template, &mut constants, settings)? {
-                steps.push(build_step(
-                    &graph,
-                    id,
-                    &template,
-                    &mut constants,
-                    settings,
-                    cache,
-                )?);
+                steps.push(build_step(&graph, id, &template, &mut constants, settings, cache)?);
             }
         }
         cache.end_compile();
@@ -143,20 +132,13 @@ impl Plan {
 
     /// A workspace of at least `bytes`, reused where possible.
     fn workspace(&self, bytes: usize) -> Result<AlignedBytes> {
-        let kept = self
-            .workspaces
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .pop();
+        let kept = self.workspaces.lock().unwrap_or_else(PoisonError::into_inner).pop();
         if let Some(workspace) = kept.filter(|w| w.len() >= bytes) {
             return Ok(workspace);
         }
         // An eighth of slack: lengths that grow by one token then seldom need a new workspace.
         let asked = bytes + bytes / 8;
-        AlignedBytes::try_zeroed(asked).ok_or_else(|| Error::Memory {
-            asked,
-            purpose: "the workspace of a Run".into(),
-        })
+        AlignedBytes::try_zeroed(asked).ok_or_else(|| Error::Memory { asked, purpose: "the workspace of a Run".into() })
     }
 }
 
@@ -175,10 +157,7 @@ fn read_small_initializers(
             continue;
         }
         if let Some(constant) = constants.get(graph, id)? {
-            facts[id] = Some(Fact {
-                constant: true,
-                ..Fact::with_value(constant.to_tensor()?)
-            });
+            facts[id] = Some(Fact { constant: true, ..Fact::with_value(constant.to_tensor()?) });
         }
     }
     Ok(facts)
@@ -192,15 +171,10 @@ fn fold(
     constants: &mut Constants,
     settings: &Settings,
 ) -> Result<bool> {
-    let def = op::find(&graph.nodes[id])
-        .map_err(|d| Error::Internal(format!("an unclaimed node was fused: {d}")))?;
+    let def = op::find(&graph.nodes[id]).map_err(|d| Error::Internal(format!("an unclaimed node was fused: {d}")))?;
     let node = &graph.nodes[id];
     let inferred = (def.infer)(&NodeCx::new(graph, id, facts))?;
-    let constant = node
-        .inputs
-        .iter()
-        .flatten()
-        .all(|&v| facts[v].as_ref().is_some_and(|f| f.constant));
+    let constant = node.inputs.iter().flatten().all(|&v| facts[v].as_ref().is_some_and(|f| f.constant));
     let mut outputs: Vec<_> = inferred.into_iter().map(|f| Fact { constant, ..f }).collect();
     if constant {
         let mut inputs = Vec::with_capacity(node.inputs.len());
@@ -214,10 +188,7 @@ fn fold(
         let values = eval::node(def, graph, id, &inputs, settings, Par::serial())?;
         for (slot, tensor) in values.into_iter().enumerate() {
             if let (Some(tensor), Some(Some(value))) = (tensor, node.outputs.get(slot)) {
-                outputs[slot] = Fact {
-                    constant: true,
-                    ..Fact::with_value(tensor.clone())
-                };
+                outputs[slot] = Fact { constant: true, ..Fact::with_value(tensor.clone()) };
                 constants.insert(*value, Constant::computed(tensor));
             }
         }
@@ -244,13 +215,7 @@ fn build_step(
     let kernel = (def.build)(&mut cx)?;
     let mut inputs = node.inputs.clone();
     cx.into_packed().into_iter().for_each(|slot| inputs[slot] = None);
-    Ok(Step {
-        node: id,
-        def,
-        kernel,
-        label: NodeLabel::of(node),
-        inputs,
-    })
+    Ok(Step { node: id, def, kernel, label: NodeLabel::of(node), inputs })
 }
 
 /// The values on whose contents shapes depend, and the graph inputs among them.
@@ -267,23 +232,14 @@ fn host_cone(graph: &Graph, steps: &[Step], facts: &[Option<Fact>]) -> (Vec<bool
             }
         }
     }
-    let inputs = (0..graph.inputs.len())
-        .filter(|&i| needed[graph.inputs[i]])
-        .collect();
+    let inputs = (0..graph.inputs.len()).filter(|&i| needed[graph.inputs[i]]).collect();
     (needed, inputs)
 }
 
 /// The constants that kernels read raw, or that are graph outputs.
-fn raw_constants(
-    graph: &Graph,
-    steps: &[Step],
-    constants: &mut Constants,
-) -> Result<HashMap<ValueId, Constant>> {
+fn raw_constants(graph: &Graph, steps: &[Step], constants: &mut Constants) -> Result<HashMap<ValueId, Constant>> {
     let mut raw = HashMap::new();
-    let read = steps
-        .iter()
-        .flat_map(|s| s.inputs.iter().flatten())
-        .chain(&graph.outputs);
+    let read = steps.iter().flat_map(|s| s.inputs.iter().flatten()).chain(&graph.outputs);
     for &value in read {
         if let Some(constant) = constants.get(graph, value)? {
             raw.insert(value, constant);
@@ -310,18 +266,10 @@ fn in_place_pairs(graph: &Graph, steps: &[Step]) -> Vec<(usize, usize)> {
     for (at, step) in steps.iter().enumerate() {
         for &(from, to) in step.def.in_place {
             let node = &graph.nodes[step.node];
-            let (Some(&Some(from_value)), Some(&Some(to_value))) =
-                (step.inputs.get(from), node.outputs.get(to))
-            else {
+            let (Some(&Some(from_value)), Some(&Some(to_value))) = (step.inputs.get(from), node.outputs.get(to)) else {
                 continue;
             };
-            let reads = |s: &Step| {
-                s.inputs
-                    .iter()
-                    .flatten()
-                    .filter(|&&v| roots[v] == roots[from_value])
-                    .count()
-            };
+            let reads = |s: &Step| s.inputs.iter().flatten().filter(|&&v| roots[v] == roots[from_value]).count();
             let later = steps[at + 1..].iter().any(|s| reads(s) > 0 && !s.def.shape_only);
             let passed_on = graph.outputs.iter().any(|&v| roots[v] == roots[from_value]);
             if later || passed_on || reads(step) != 1 {

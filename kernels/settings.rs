@@ -16,11 +16,7 @@ pub struct Settings {
 
 impl Default for Settings {
     fn default() -> Self {
-        Self {
-            tier: Tier::best(),
-            chunks: default_chunks(),
-            fusion: true,
-        }
+        Self { tier: Tier::best(), chunks: default_chunks(), fusion: true }
     }
 }
 
@@ -46,11 +42,7 @@ impl Tier {
 
     /// The strongest tier that this processor has.
     pub fn best() -> Self {
-        Self::ALL
-            .into_iter()
-            .rev()
-            .find(|t| t.is_available())
-            .unwrap_or(Self::Scalar)
+        Self::ALL.into_iter().rev().find(|t| t.is_available()).unwrap_or(Self::Scalar)
     }
 
     /// Whether this processor can run the tier.
@@ -102,10 +94,7 @@ impl FromStr for Tier {
         if tier.is_available() {
             Ok(tier)
         } else {
-            Err(format!(
-                "a tier that this processor has, at most {}",
-                Self::best()
-            ))
+            Err(format!("a tier that this processor has, at most {}", Self::best()))
         }
     }
 }

@@ -41,42 +41,22 @@ enum Identity {
 impl Constant {
     /// Opens an initializer. Errors when its file is damaged or the sizes disagree.
     pub fn open(name: &str, init: &Initializer) -> Result<Self> {
-        let problem = |problem: String| Error::Model {
-            place: format!("initializer '{name}'"),
-            problem,
-        };
+        let problem = |problem: String| Error::Model { place: format!("initializer '{name}'"), problem };
         let (data, identity) = match &init.data {
-            InitializerData::Inline(tensor) => (
-                Data::Host(tensor.clone()),
-                Identity::Memory(tensor.bytes().as_ptr() as usize),
-            ),
+            InitializerData::Inline(tensor) => {
+                (Data::Host(tensor.clone()), Identity::Memory(tensor.bytes().as_ptr() as usize))
+            }
             InitializerData::External { path, offset, len } => {
-                let identity = Identity::File {
-                    path: path.clone(),
-                    offset: *offset,
-                    len: *len,
-                };
+                let identity = Identity::File { path: path.clone(), offset: *offset, len: *len };
                 (Data::Mapped(MappedFile::open(path, *offset, *len)?), identity)
             }
             InitializerData::Unread => return Err(problem("its bytes were not read".into())),
         };
-        let constant = Self {
-            dtype: init.dtype,
-            shape: init.shape.clone(),
-            data,
-            identity,
-        };
-        let expected = init
-            .shape
-            .iter()
-            .try_fold(1usize, |n, &d| n.checked_mul(d))
-            .and_then(|n| init.dtype.bytes(n));
+        let constant = Self { dtype: init.dtype, shape: init.shape.clone(), data, identity };
+        let expected = init.shape.iter().try_fold(1usize, |n, &d| n.checked_mul(d)).and_then(|n| init.dtype.bytes(n));
         if expected != Some(constant.bytes().len()) {
             let (got, shape) = (constant.bytes().len(), &init.shape);
-            return Err(problem(format!(
-                "holds {got} bytes, but {}{shape:?} takes {expected:?}",
-                init.dtype
-            )));
+            return Err(problem(format!("holds {got} bytes, but {}{shape:?} takes {expected:?}", init.dtype)));
         }
         // A file may place data at any offset; typed reads need alignment.
         let aligned = (constant.bytes().as_ptr() as usize).is_multiple_of(16);
@@ -85,21 +65,13 @@ impl Constant {
         }
         let tensor = HostTensor::from_bytes(init.dtype, &init.shape, constant.bytes());
         let tensor = tensor.ok_or_else(|| problem("the size changed".into()))?;
-        Ok(Self {
-            data: Data::Host(tensor),
-            ..constant
-        })
+        Ok(Self { data: Data::Host(tensor), ..constant })
     }
 
     /// A computed constant.
     pub fn computed(tensor: HostTensor) -> Self {
         let identity = Identity::Memory(tensor.bytes().as_ptr() as usize);
-        Self {
-            dtype: tensor.dtype(),
-            shape: tensor.shape().to_vec(),
-            data: Data::Host(tensor),
-            identity,
-        }
+        Self { dtype: tensor.dtype(), shape: tensor.shape().to_vec(), data: Data::Host(tensor), identity }
     }
 
     /// The element type.
@@ -122,17 +94,10 @@ impl Constant {
 
     /// The elements, or `None` when it holds another type.
     pub fn as_slice<T: Element>(&self) -> Option<&[T]> {
-        (self.dtype == T::DTYPE && (self.bytes().as_ptr() as usize).is_multiple_of(align_of::<T>())).then(
-            || {
-                // SAFETY: aligned as checked, sized by `open`, and `T` is plain data.
-                unsafe {
-                    std::slice::from_raw_parts(
-                        self.bytes().as_ptr().cast(),
-                        self.bytes().len() / size_of::<T>(),
-                    )
-                }
-            },
-        )
+        (self.dtype == T::DTYPE && (self.bytes().as_ptr() as usize).is_multiple_of(align_of::<T>())).then(|| {
+            // SAFETY: aligned as checked, sized by `open`, and `T` is plain data.
+            unsafe { std::slice::from_raw_parts(self.bytes().as_ptr().cast(), self.bytes().len() / size_of::<T>()) }
+        })
     }
 
     /// The elements of a float32, float16 or bfloat16 constant as f32; `None` for other types.
@@ -140,11 +105,7 @@ impl Constant {
         Some(match self.dtype {
             DType::F32 => self.as_slice::<f32>()?.to_vec(),
             DType::F16 => self.as_slice::<half::f16>()?.iter().map(|v| v.to_f32()).collect(),
-            DType::BF16 => self
-                .as_slice::<half::bf16>()?
-                .iter()
-                .map(|v| v.to_f32())
-                .collect(),
+            DType::BF16 => self.as_slice::<half::bf16>()?.iter().map(|v| v.to_f32()).collect(),
             _ => return None,
         })
     }
@@ -184,10 +145,7 @@ impl PackCache {
         layout: &str,
         pack: impl FnOnce(&[Option<Constant>]) -> Result<T>,
     ) -> Result<Arc<T>> {
-        let identities = constants
-            .iter()
-            .map(|c| c.as_ref().map(|c| c.identity.clone()))
-            .collect();
+        let identities = constants.iter().map(|c| c.as_ref().map(|c| c.identity.clone())).collect();
         let key: PackKey = (identities, layout.to_owned());
         let found = self.lock().get(&key).and_then(Weak::upgrade);
         if let Some(Ok(found)) = found.map(Arc::downcast) {
@@ -204,11 +162,7 @@ impl PackCache {
     /// ends with the Compile that read it.
     pub fn end_compile(&self) {
         self.lock().retain(|(identities, _), packed| {
-            packed.strong_count() > 0
-                && identities
-                    .iter()
-                    .flatten()
-                    .all(|i| matches!(i, Identity::File { .. }))
+            packed.strong_count() > 0 && identities.iter().flatten().all(|i| matches!(i, Identity::File { .. }))
         });
     }
 

@@ -58,13 +58,7 @@ pub enum Error {
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Node {
-                node,
-                op,
-                slot,
-                got,
-                expected,
-            } => {
+            Self::Node { node, op, slot, got, expected } => {
                 write!(f, "node '{node}' ({op}), {slot}: got {got}, expected {expected}")
             }
             Self::Model { place, problem } => write!(f, "model: {place}: {problem}"),

@@ -11,16 +11,11 @@ pub struct MappedFile(Arc<memmap2::Mmap>);
 impl MappedFile {
     /// Maps `len` bytes of `path` from `offset` on. Errors when the file is missing or shorter.
     pub fn open(path: &Path, offset: u64, len: usize) -> Result<Self> {
-        let problem = |problem: String| Error::Model {
-            place: path.display().to_string(),
-            problem,
-        };
+        let problem = |problem: String| Error::Model { place: path.display().to_string(), problem };
         let file = std::fs::File::open(path).map_err(|e| problem(e.to_string()))?;
         let size = file.metadata().map_err(|e| problem(e.to_string()))?.len();
         if offset.checked_add(len as u64).is_none_or(|end| end > size) {
-            return Err(problem(format!(
-                "holds {size} bytes, but bytes {offset}..+{len} are referred to"
-            )));
+            return Err(problem(format!("holds {size} bytes, but bytes {offset}..+{len} are referred to")));
         }
         // SAFETY: the map is private and read-only. As with every mapped model, whoever truncates the file
         // while a session lives gets SIGBUS; ORT's own loader maps the same file under the same terms.

@@ -121,11 +121,7 @@ pub struct Node {
 impl Node {
     /// `domain::op_type`, with `ai.onnx` written out.
     pub fn op(&self) -> String {
-        let domain = if self.domain.is_empty() {
-            "ai.onnx"
-        } else {
-            &self.domain
-        };
+        let domain = if self.domain.is_empty() { "ai.onnx" } else { &self.domain };
         format!("{domain}::{}", self.op_type)
     }
 

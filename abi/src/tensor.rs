@@ -170,22 +170,14 @@ impl HostTensor {
         (dtype.bytes(elements)? == bytes.len()).then(|| {
             let mut data = AlignedBytes::zeroed(bytes.len());
             data.as_mut_slice().copy_from_slice(bytes);
-            Self {
-                dtype,
-                shape: shape.into(),
-                data: Arc::new(data),
-            }
+            Self { dtype, shape: shape.into(), data: Arc::new(data) }
         })
     }
 
     /// A tensor of `shape` that takes over `data`; `None` when the sizes disagree.
     pub fn from_aligned(dtype: DType, shape: &[usize], data: AlignedBytes) -> Option<Self> {
         let elements = shape.iter().try_fold(1usize, |n, &d| n.checked_mul(d))?;
-        (dtype.bytes(elements)? == data.len()).then(|| Self {
-            dtype,
-            shape: shape.into(),
-            data: Arc::new(data),
-        })
+        (dtype.bytes(elements)? == data.len()).then(|| Self { dtype, shape: shape.into(), data: Arc::new(data) })
     }
 
     /// A tensor of typed elements; panics when `shape` does not hold `values.len()` elements.
@@ -214,9 +206,7 @@ impl HostTensor {
     pub fn as_slice<T: Element>(&self) -> Option<&[T]> {
         (self.dtype == T::DTYPE).then(|| {
             // SAFETY: the buffer is 64-byte aligned and holds `len / size` elements of `T`.
-            unsafe {
-                std::slice::from_raw_parts(self.bytes().as_ptr().cast(), self.bytes().len() / size_of::<T>())
-            }
+            unsafe { std::slice::from_raw_parts(self.bytes().as_ptr().cast(), self.bytes().len() / size_of::<T>()) }
         })
     }
 
@@ -224,9 +214,7 @@ impl HostTensor {
     pub fn to_i64s(&self) -> Option<Vec<i64>> {
         match self.dtype {
             DType::I64 => self.as_slice::<i64>().map(<[i64]>::to_vec),
-            DType::I32 => self
-                .as_slice::<i32>()
-                .map(|s| s.iter().map(|&v| v.into()).collect()),
+            DType::I32 => self.as_slice::<i32>().map(|s| s.iter().map(|&v| v.into()).collect()),
             _ => None,
         }
     }

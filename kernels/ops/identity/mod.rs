@@ -15,10 +15,7 @@ fn claim(cx: &NodeCx) -> Result<(), Decline> {
 
 fn infer(cx: &NodeCx) -> Result<Vec<Fact>> {
     let input = cx.required(0)?;
-    Ok(vec![Fact {
-        value: input.value.clone(),
-        ..input.with_dtype(input.dtype)
-    }])
+    Ok(vec![Fact { value: input.value.clone(), ..input.with_dtype(input.dtype) }])
 }
 
 fn build(_: &mut BuildCx) -> Result<Box<dyn Kernel>> {
