@@ -81,10 +81,9 @@ def test_full_precision_logits_equal_the_gguf(gguf: LlamaGguf, tmp_path: Path, t
     assert np.abs(got - expected).max() < 1e-5 * np.abs(expected).max()
 
 
-def test_int8_activations_choose_the_same_tokens(folder: tuple[str, Path], gguf: LlamaGguf) -> None:
-    # Thirty layers of int8 activations on ORT's CPU EP drift by some percent of the maximum: tokens are what must hold.
-    reference = RoundedGguf(smollm2.find_gguf()) if folder[0] == "twin" else gguf
-    assert (run(folder[1]).argmax(-1) == reference.logits(IDS).argmax(-1)).all()
+def test_int8_activations_choose_the_same_tokens(gguf: LlamaGguf, tmp_path: Path) -> None:
+    smollm2.convert(gguf, tmp_path)
+    assert (run(tmp_path).argmax(-1) == gguf.logits(IDS).argmax(-1)).all()
 
 
 def test_genai_continues_with_paris(folder: tuple[str, Path]) -> None:
