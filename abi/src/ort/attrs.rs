@@ -42,11 +42,7 @@ pub(super) unsafe fn read_attrs(reader: &Reader, node: *const sys::OrtNode) -> R
             };
             Ok((name, value))
         };
-        attrs
-            .into_iter()
-            .filter(|attr| !attr.is_null())
-            .map(read)
-            .collect()
+        attrs.into_iter().filter(|attr| !attr.is_null()).map(read).collect()
     }
 }
 
@@ -64,10 +60,7 @@ unsafe fn read_bodies(reader: &Reader, node: *const sys::OrtNode) -> Result<Hash
             return Ok(HashMap::new());
         }
         let (mut graphs, mut names) = (vec![std::ptr::null(); count], vec![std::ptr::null(); count]);
-        ort!(
-            api,
-            Node_GetSubgraphs(node, graphs.as_mut_ptr(), count, names.as_mut_ptr())
-        )?;
+        ort!(api, Node_GetSubgraphs(node, graphs.as_mut_ptr(), count, names.as_mut_ptr()))?;
         let bodies = graphs.into_iter().zip(names);
         let read = |(graph, name)| {
             let body = Reader::read(api, graph, reader.depth, reader.nesting + 1)?;
@@ -124,10 +117,7 @@ unsafe fn read_one<T: Default + Copy>(api: Api, attr: *const sys::OrtOpAttr, typ
     // SAFETY: the caller vouches for `attr` and `T`.
     unsafe {
         let data = (&raw mut value).cast();
-        ort!(
-            api,
-            ReadOpAttr(attr, op_attr_type(type_), data, size_of::<T>(), &raw mut used)
-        )?;
+        ort!(api, ReadOpAttr(attr, op_attr_type(type_), data, size_of::<T>(), &raw mut used))?;
     }
     Ok(value)
 }
@@ -140,19 +130,13 @@ unsafe fn read_many<T: Default + Copy>(api: Api, attr: *const sys::OrtOpAttr, ty
     // SAFETY: the caller vouches for `attr` and `T`. The first call has no room and fails, but tells the size.
     unsafe {
         let mut nothing = T::default();
-        let probe = ort!(
-            api,
-            ReadOpAttr(attr, type_, (&raw mut nothing).cast(), 0, &raw mut bytes)
-        );
+        let probe = ort!(api, ReadOpAttr(attr, type_, (&raw mut nothing).cast(), 0, &raw mut bytes));
         if bytes == 0 {
             return probe.map(|()| Vec::new());
         }
         let mut values = vec![T::default(); bytes.div_ceil(size_of::<T>())];
         let room = values.len() * size_of::<T>();
-        ort!(
-            api,
-            ReadOpAttr(attr, type_, values.as_mut_ptr().cast(), room, &raw mut bytes)
-        )?;
+        ort!(api, ReadOpAttr(attr, type_, values.as_mut_ptr().cast(), room, &raw mut bytes))?;
         values.truncate(bytes / size_of::<T>());
         Ok(values)
     }

@@ -1,5 +1,6 @@
 //! One Run of a fused node: its inputs, outputs, threads and stream.
 
+use super::factory::lock;
 use super::status::{ort, slice_from};
 use super::{Api, Level, Logger, MemoryDevice, sys};
 use crate::error::{Error, Result};
@@ -9,8 +10,8 @@ use std::any::Any;
 use std::ffi::c_void;
 use std::marker::PhantomData;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, PoisonError};
 
 /// What a Run works on. Inputs and outputs are numbered as in the compiled [`crate::Graph`]'s lists.
 ///
@@ -81,11 +82,7 @@ impl<'a> Context<'a> {
     /// # Errors
     /// When `index` is out of range or the input is no tensor of a known type.
     pub fn input(&self, index: usize) -> Result<Input<'a>> {
-        let slot = *self
-            .binding
-            .inputs
-            .get(index)
-            .ok_or_else(|| no_such("input", index))?;
+        let slot = *self.binding.inputs.get(index).ok_or_else(|| no_such("input", index))?;
         let mut value = std::ptr::null();
         let mut data = std::ptr::null();
         // SAFETY: the context is live, the index is one of the fused node's, and inputs live as long as the Run.
@@ -98,13 +95,7 @@ impl<'a> Context<'a> {
             ort!(self.api, GetTensorData(value, &raw mut data))?;
             (dtype, shape)
         };
-        Ok(Input {
-            dtype,
-            shape,
-            data: data.cast(),
-            value,
-            api: self.api,
-        })
+        Ok(Input { dtype, shape, data: data.cast(), value, api: self.api })
     }
 
     /// The `index`-th of the graph's outputs, allocated with this shape, or the caller's own buffer where one is bound.
@@ -112,26 +103,17 @@ impl<'a> Context<'a> {
     /// # Errors
     /// When `index` is out of range, memory is short, or the bound buffer has another shape.
     pub fn output(&self, index: usize, shape: &[usize]) -> Result<Output<'a>> {
-        let slot = *self
-            .binding
-            .outputs
-            .get(index)
-            .ok_or_else(|| no_such("output", index))?;
+        let slot = *self.binding.outputs.get(index).ok_or_else(|| no_such("output", index))?;
         let mut value = std::ptr::null_mut();
         let mut data = std::ptr::null_mut();
         if shape.iter().any(|&d| d > i64::MAX as usize) {
-            return Err(Error::Internal(format!(
-                "output {index} has the impossible shape {shape:?}"
-            )));
+            return Err(Error::Internal(format!("output {index} has the impossible shape {shape:?}")));
         }
         // SAFETY: the context is live, the index is one of the fused node's, and outputs live as long as the Run;
         // `usize` and `i64` have one layout and every dimension is in both ranges.
         unsafe {
             let dims = shape.as_ptr().cast::<i64>();
-            ort!(
-                self.api,
-                KernelContext_GetOutput(self.raw, slot, dims, shape.len(), &raw mut value)
-            )?;
+            ort!(self.api, KernelContext_GetOutput(self.raw, slot, dims, shape.len(), &raw mut value))?;
             if value.is_null() {
                 return Err(Error::Internal(format!("ORT gave no value for output {index}")));
             }
@@ -140,14 +122,7 @@ impl<'a> Context<'a> {
             let elements = got.iter().try_fold(1usize, |n, &d| n.checked_mul(d));
             let len = elements.and_then(|n| dtype.bytes(n));
             let len = len.ok_or_else(|| Error::Internal(format!("output {index} is no plain tensor")))?;
-            Ok(Output {
-                dtype,
-                data: data.cast(),
-                len,
-                value,
-                api: self.api,
-                run: PhantomData,
-            })
+            Ok(Output { dtype, data: data.cast(), len, value, api: self.api, run: PhantomData })
         }
     }
 
@@ -155,12 +130,7 @@ impl<'a> Context<'a> {
     pub fn stream_handle(&self) -> *mut c_void {
         let mut handle = std::ptr::null_mut();
         // SAFETY: the context is live and the out pointer ours. On failure the handle stays null.
-        let _ = unsafe {
-            ort!(
-                self.api,
-                KernelContext_GetGPUComputeStream(self.raw, &raw mut handle)
-            )
-        };
+        let _ = unsafe { ort!(self.api, KernelContext_GetGPUComputeStream(self.raw, &raw mut handle)) };
         handle
     }
 
@@ -219,25 +189,12 @@ impl ParallelFor for Context<'_> {
         if total <= 1 {
             return (0..total).for_each(task);
         }
-        let shared = Shared {
-            task,
-            failed: AtomicBool::new(false),
-            panic: Mutex::new(None),
-        };
+        let shared = Shared { task, failed: AtomicBool::new(false), panic: Mutex::new(None) };
         let arg = (&raw const shared).cast_mut().cast::<c_void>();
         // SAFETY: ORT returns when all tasks are done, so `shared` outlives them. `num_batch` 0 schedules each task
         // by itself: whoever is free takes the next.
-        let done = unsafe {
-            ort!(
-                self.api,
-                KernelContext_ParallelFor(self.raw, run_task, total, 0, arg)
-            )
-        };
-        if let Some(payload) = shared
-            .panic
-            .into_inner()
-            .unwrap_or_else(|poisoned| poisoned.into_inner())
-        {
+        let done = unsafe { ort!(self.api, KernelContext_ParallelFor(self.raw, run_task, total, 0, arg)) };
+        if let Some(payload) = shared.panic.into_inner().unwrap_or_else(PoisonError::into_inner) {
             resume_unwind(payload);
         }
         if let Err(error) = done {
@@ -261,11 +218,7 @@ unsafe extern "C" fn run_task(arg: *mut c_void, index: usize) {
     }
     if let Err(payload) = catch_unwind(AssertUnwindSafe(|| (shared.task)(index))) {
         shared.failed.store(true, Ordering::Relaxed);
-        let mut first = shared
-            .panic
-            .lock()
-            .unwrap_or_else(|poisoned| poisoned.into_inner());
-        first.get_or_insert(payload);
+        lock(&shared.panic).get_or_insert(payload);
     }
 }
 
@@ -273,28 +226,20 @@ unsafe extern "C" fn run_task(arg: *mut c_void, index: usize) {
 ///
 /// # Safety
 /// `value` is live for `'a`.
-pub(crate) unsafe fn type_and_shape<'a>(
-    api: Api,
-    value: *const sys::OrtValue,
-) -> Result<(DType, &'a [usize])> {
+pub(crate) unsafe fn type_and_shape<'a>(api: Api, value: *const sys::OrtValue) -> Result<(DType, &'a [usize])> {
     // An integer, since a newer runtime may know more types than the enum.
     let mut code = 0i32;
     let (mut dims, mut rank) = (std::ptr::null(), 0usize);
     // SAFETY: the caller vouches for `value`, which owns the dimensions.
     let dims: &[i64] = unsafe {
         let out = (&raw mut code).cast();
-        ort!(
-            api,
-            GetTensorElementTypeAndShapeDataReference(value, out, &raw mut dims, &raw mut rank)
-        )?;
+        ort!(api, GetTensorElementTypeAndShapeDataReference(value, out, &raw mut dims, &raw mut rank))?;
         slice_from(dims, rank)
     };
     let dtype = DType::from_onnx(code)
         .ok_or_else(|| Error::Internal(format!("a tensor has the unknown element type {code}")))?;
     if dims.iter().any(|&d| d < 0) {
-        return Err(Error::Internal(format!(
-            "a tensor has the impossible shape {dims:?}"
-        )));
+        return Err(Error::Internal(format!("a tensor has the impossible shape {dims:?}")));
     }
     // SAFETY: `i64` and `usize` have one layout, and every dimension is in both ranges.
     Ok((dtype, unsafe { slice_from(dims.as_ptr().cast(), rank) }))

@@ -169,11 +169,7 @@ impl OwnedMemoryInfo {
                 )
             )?;
         }
-        Ok(Self {
-            api,
-            raw,
-            device: info.device,
-        })
+        Ok(Self { api, raw, device: info.device })
     }
 }
 

@@ -1,7 +1,7 @@
 //! One EP of one session: the safe traits, and the C callbacks that call them.
 
 use super::context::Binding;
-use super::factory::FactoryState;
+use super::factory::{FactoryState, lock};
 use super::memory::{AllocatorSource, create_allocator};
 use super::reader::{Depth, read_graph, value_names};
 use super::status::{caught, caught_or, ort_ep, slice_from, string_from};
@@ -128,12 +128,7 @@ pub(crate) struct EpObject {
 }
 
 impl EpObject {
-    pub(crate) fn create(
-        api: Api,
-        factory: Arc<FactoryState>,
-        logger: Logger,
-        ep: Box<dyn Ep>,
-    ) -> *mut sys::OrtEp {
+    pub(crate) fn create(api: Api, factory: Arc<FactoryState>, logger: Logger, ep: Box<dyn Ep>) -> *mut sys::OrtEp {
         let c = sys::OrtEp {
             ort_version_supported: sys::COMPILED,
             GetName: Some(get_name),
@@ -151,15 +146,7 @@ impl EpObject {
             ..Default::default()
         };
         let name = factory.name().to_owned();
-        let object = Self {
-            c,
-            api,
-            name,
-            logger,
-            ep,
-            factory,
-            claim_error: Mutex::new(None),
-        };
+        let object = Self { c, api, name, logger, ep, factory, claim_error: Mutex::new(None) };
         Box::into_raw(Box::new(object)).cast()
     }
 
@@ -167,7 +154,8 @@ impl EpObject {
     /// `this` came from [`Self::create`] and is released once.
     pub(crate) unsafe fn release(this: *mut sys::OrtEp) {
         // SAFETY: the caller vouches for it.
-        caught_or((), || drop(unsafe { Box::from_raw(this.cast::<Self>()) }));
+        let object = unsafe { Box::from_raw(this.cast::<Self>()) };
+        caught_or((), || drop(object));
     }
 
     /// # Safety
@@ -183,8 +171,7 @@ impl EpObject {
         for group in self.ep.claim(&graph) {
             let handle = |&id: &NodeId| graph.nodes.get(id).map(|n| n.handle as *const sys::OrtNode);
             let nodes: Option<Vec<_>> = group.iter().map(handle).collect();
-            let nodes =
-                nodes.ok_or_else(|| Error::Internal("a claim names a node that is not there".into()))?;
+            let nodes = nodes.ok_or_else(|| Error::Internal("a claim names a node that is not there".into()))?;
             if nodes.is_empty() {
                 continue;
             }
@@ -204,30 +191,22 @@ impl EpObject {
         Ok(())
     }
 
-    fn compile(
-        &self,
-        graph: *const sys::OrtGraph,
-        fused: *const sys::OrtNode,
-    ) -> Result<*mut sys::OrtNodeComputeInfo> {
+    fn compile(&self, graph: *const sys::OrtGraph, fused: *const sys::OrtNode) -> Result<*mut sys::OrtNodeComputeInfo> {
         let api = self.api;
         let mut name = std::ptr::null();
         // SAFETY: ORT passes a graph and its fused node, both live for the callback.
         let (graph, name, inputs, outputs) = unsafe {
             super::status::ort!(api, Node_GetName(fused, &raw mut name))?;
             let (inputs, outputs) = value_names(api, fused)?;
-            (
-                read_graph(api, graph, Depth::Compile)?,
-                string_from(name),
-                inputs,
-                outputs,
-            )
+            (read_graph(api, graph, Depth::Compile)?, string_from(name), inputs, outputs)
         };
         let find = |what: &str, names: &[String], ids: &[usize]| -> Result<Vec<usize>> {
             let position = |&id: &usize| {
                 let wanted = &graph.values[id].name;
-                names.iter().position(|n| n == wanted).ok_or_else(|| {
-                    Error::Internal(format!("fused node '{name}' lacks the graph's {what} '{wanted}'"))
-                })
+                names
+                    .iter()
+                    .position(|n| n == wanted)
+                    .ok_or_else(|| Error::Internal(format!("fused node '{name}' lacks the graph's {what} '{wanted}'")))
             };
             ids.iter().map(position).collect()
         };
@@ -242,12 +221,7 @@ impl EpObject {
             Compute: Some(compute),
             ReleaseState: Some(release_state),
         };
-        let object = ComputeObject {
-            c,
-            api,
-            binding,
-            compiled,
-        };
+        let object = ComputeObject { c, api, binding, compiled };
         Ok(Box::into_raw(Box::new(object)).cast())
     }
 }
@@ -280,14 +254,9 @@ unsafe extern "system" fn get_capability(
         return sys::OrtStatusPtr::default();
     };
     let name = object.name.to_string_lossy();
-    object
-        .logger
-        .log(Level::Error, format_args!("{name} claims nothing: {error}"));
+    object.logger.log(Level::Error, format_args!("{name} claims nothing: {error}"));
     let status = object.api.status(&error);
-    let mut kept = object
-        .claim_error
-        .lock()
-        .unwrap_or_else(|poisoned| poisoned.into_inner());
+    let mut kept = lock(&object.claim_error);
     kept.get_or_insert(error);
     status
 }
@@ -349,9 +318,7 @@ unsafe extern "system" fn compute(
     let object = unsafe { &*this.cast::<ComputeObject>() };
     object.api.guard("Compute", || {
         // SAFETY: the context is of this node, for as long as the call.
-        object
-            .compiled
-            .run(&unsafe { Context::new(object.api, context, &object.binding) })
+        object.compiled.run(&unsafe { Context::new(object.api, context, &object.binding) })
     })
 }
 
@@ -376,17 +343,10 @@ unsafe extern "system" fn set_dynamic_options(
     })
 }
 
-unsafe extern "system" fn on_run_start(
-    this: *mut sys::OrtEp,
-    options: *const sys::OrtRunOptions,
-) -> sys::OrtStatusPtr {
+unsafe extern "system" fn on_run_start(this: *mut sys::OrtEp, options: *const sys::OrtRunOptions) -> sys::OrtStatusPtr {
     // SAFETY: ORT's contract, see above.
     let object = unsafe { EpObject::get(this) };
-    let options = RunOptions {
-        api: object.api,
-        raw: options,
-        run: std::marker::PhantomData,
-    };
+    let options = RunOptions { api: object.api, raw: options, run: std::marker::PhantomData };
     object.api.guard("OnRunStart", || object.ep.run_start(&options))
 }
 
@@ -397,11 +357,7 @@ unsafe extern "system" fn on_run_end(
 ) -> sys::OrtStatusPtr {
     // SAFETY: ORT's contract, see above.
     let object = unsafe { EpObject::get(this) };
-    let options = RunOptions {
-        api: object.api,
-        raw: options,
-        run: std::marker::PhantomData,
-    };
+    let options = RunOptions { api: object.api, raw: options, run: std::marker::PhantomData };
     object.api.guard("OnRunEnd", || object.ep.run_end(&options, sync))
 }
 
@@ -454,10 +410,7 @@ unsafe extern "system" fn on_session_initialization_end(this: *mut sys::OrtEp) -
     // SAFETY: ORT's contract, see above.
     let object = unsafe { EpObject::get(this) };
     object.api.guard("OnSessionInitializationEnd", || {
-        let mut kept = object
-            .claim_error
-            .lock()
-            .unwrap_or_else(|poisoned| poisoned.into_inner());
+        let mut kept = lock(&object.claim_error);
         kept.take().map_or(Ok(()), Err)
     })
 }

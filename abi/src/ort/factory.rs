@@ -2,15 +2,13 @@
 
 use super::device::{OwnedMemoryInfo, OwnedPairs};
 use super::ep::EpObject;
-use super::memory::{
-    AllocatorSource, DataTransfer, create_allocator, create_data_transfer, release_allocator,
-};
+use super::memory::{AllocatorSource, DataTransfer, create_allocator, create_data_transfer, release_allocator};
 use super::status::{c_string, caught_or, ort, ort_ep, slice_from, string_from};
 use super::stream::{StreamSource, create_stream};
 use super::{Api, Ep, HardwareDevice, Logger, MemoryDevice, MemoryInfo, SessionOptions, sys};
 use crate::error::{Error, Result};
 use std::ffi::{CStr, CString, c_char};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Makes an EP for each session. It may outlive its registration, since sessions do.
 pub trait Factory: Send + Sync {
@@ -83,11 +81,7 @@ impl Registration {
     /// The name that the EP goes by: `default`, unless the user registered one that ends in "ExecutionProvider".
     pub fn ep_name(&self, default: &str) -> String {
         let named = self.registered_name.ends_with("ExecutionProvider");
-        if named {
-            self.registered_name.clone()
-        } else {
-            default.to_owned()
-        }
+        if named { self.registered_name.clone() } else { default.to_owned() }
     }
 }
 
@@ -111,9 +105,7 @@ macro_rules! export_factory {
             count: *mut usize,
         ) -> $crate::ort::sys::OrtStatusPtr {
             // SAFETY: the arguments are ORT's.
-            unsafe {
-                $crate::ort::create_factories(registered_name, api, logger, factories, room, count, $make)
-            }
+            unsafe { $crate::ort::create_factories(registered_name, api, logger, factories, room, count, $make) }
         }
 
         /// ORT calls this when the library is unregistered.
@@ -157,14 +149,8 @@ impl FactoryState {
 
     /// Our own memory info of that place.
     pub(crate) fn memory_info(&self, memory: MemoryDevice) -> Option<*const sys::OrtMemoryInfo> {
-        let infos = self
-            .memory_infos
-            .lock()
-            .unwrap_or_else(|poisoned| poisoned.into_inner());
-        infos
-            .iter()
-            .find(|info| info.device == memory)
-            .map(|info| info.raw.cast_const())
+        let infos = lock(&self.memory_infos);
+        infos.iter().find(|info| info.device == memory).map(|info| info.raw.cast_const())
     }
 
     /// One `OrtEpDevice`, owned by the caller.
@@ -180,19 +166,13 @@ impl FactoryState {
         let mut made = std::ptr::null_mut();
         // SAFETY: all arguments are live; ORT copies the pairs.
         unsafe {
-            ort_ep!(
-                api,
-                CreateEpDevice(factory, hardware, metadata.raw, options.raw, &raw mut made)
-            )?;
+            ort_ep!(api, CreateEpDevice(factory, hardware, metadata.raw, options.raw, &raw mut made))?;
         }
         let add = |info: &MemoryInfo| -> Result<()> {
             let info = OwnedMemoryInfo::new(api, info)?;
             // SAFETY: ORT keeps the pointer, so the info stays in `memory_infos` for good.
             unsafe { ort_ep!(api, EpDevice_AddAllocatorInfo(made, info.raw))? };
-            self.memory_infos
-                .lock()
-                .unwrap_or_else(|poisoned| poisoned.into_inner())
-                .push(info);
+            lock(&self.memory_infos).push(info);
             Ok(())
         };
         if let Err(error) = device.memory.iter().try_for_each(add) {
@@ -211,11 +191,13 @@ struct FactoryObject {
     state: Arc<FactoryState>,
 }
 
-// SAFETY: the C part is constant function pointers.
-unsafe impl Send for FactoryObject {}
+/// A factory that ORT released. Sessions may still use it: they release their EPs through it.
+struct Released(*mut FactoryObject);
 
-/// Factories that were released while sessions still used them: ORT calls their `ReleaseEp` later.
-static RELEASED: Mutex<Vec<Box<FactoryObject>>> = Mutex::new(Vec::new());
+// SAFETY: what is left to do is to read the state's count and to free the object, on any thread.
+unsafe impl Send for Released {}
+
+static RELEASED: Mutex<Vec<Released>> = Mutex::new(Vec::new());
 
 /// The body of `CreateEpFactories`.
 ///
@@ -231,17 +213,17 @@ pub unsafe fn create_factories(
     make: fn(&Registration) -> Result<Box<dyn Factory>>,
 ) -> sys::OrtStatusPtr {
     // SAFETY: ORT's argument.
-    let api = match unsafe { Api::load(base) } {
-        Ok(api) => api,
-        Err((Some(api), error)) => return api.status(&error),
-        Err((None, error)) => {
-            // Without a table there is no status to return; ORT gets no factory.
-            eprintln!("{error}");
-            // SAFETY: ORT's argument.
-            unsafe { count.write(0) };
-            return sys::OrtStatusPtr::default();
-        }
+    let (api, usable) = unsafe { Api::load(base) };
+    let Some(api) = api else {
+        // Without a table there is no status to return; ORT gets no factory.
+        eprintln!("{}", usable.err().unwrap_or_else(|| Error::Internal("no ORT API".into())));
+        // SAFETY: ORT's argument.
+        unsafe { count.write(0) };
+        return sys::OrtStatusPtr::default();
     };
+    if let Err(error) = usable {
+        return api.status(&error);
+    }
     api.guard("CreateEpFactories", || {
         keep_loaded();
         // SAFETY: ORT's arguments; the environment's logger outlives the registration.
@@ -249,10 +231,7 @@ pub unsafe fn create_factories(
         if room == 0 {
             return Err(Error::Internal("ORT has no room for a factory".into()));
         }
-        let factory = make(&Registration {
-            registered_name,
-            ort_minor: api.minor(),
-        })?;
+        let factory = make(&Registration { registered_name, ort_minor: api.minor() })?;
         let object = FactoryObject::new(api, logger, factory);
         // SAFETY: ORT's arguments, with room for one factory.
         unsafe {
@@ -269,22 +248,27 @@ pub unsafe fn create_factories(
 /// # Safety
 /// `factory` came from [`create_factories`] and is released once.
 pub unsafe fn release_factory(factory: *mut sys::OrtEpFactory) -> sys::OrtStatusPtr {
-    caught_or((), || {
-        // SAFETY: the caller vouches for it.
-        let object = unsafe { Box::from_raw(factory.cast::<FactoryObject>()) };
-        // Freed by a later registration's sweep, when no session needs it any more: sessions release their EPs through it.
-        RELEASED
-            .lock()
-            .unwrap_or_else(|poisoned| poisoned.into_inner())
-            .push(object);
-    });
+    // Freed by a later registration's sweep, when no session needs it any more.
+    caught_or((), || lock(&RELEASED).push(Released(factory.cast())));
     sys::OrtStatusPtr::default()
 }
 
 /// Frees released factories that no EP or allocator needs.
 fn sweep() {
-    let mut released = RELEASED.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-    released.retain(|object| Arc::strong_count(&object.state) > 1);
+    lock(&RELEASED).retain(|&Released(object)| {
+        // SAFETY: the list holds objects that are live until they leave it here, each once.
+        let needed = unsafe { Arc::strong_count(&(*object).state) } > 1;
+        if !needed {
+            // SAFETY: as above; made by `Box::into_raw`, and ORT is done with it.
+            drop(unsafe { Box::from_raw(object) });
+        }
+        needed
+    });
+}
+
+/// Locks, whatever a panic left behind: all that is guarded here stays whole.
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Keeps this library's code mapped: ORT unloads it at unregistration even while sessions call into it, and threads may
@@ -296,10 +280,7 @@ fn keep_loaded() {
         let mut info = std::mem::zeroed::<libc::Dl_info>();
         let here: fn() = keep_loaded;
         if libc::dladdr(here as *const libc::c_void, &raw mut info) != 0 && !info.dli_fname.is_null() {
-            libc::dlopen(
-                info.dli_fname,
-                libc::RTLD_NOW | libc::RTLD_NOLOAD | libc::RTLD_NODELETE,
-            );
+            libc::dlopen(info.dli_fname, libc::RTLD_NOW | libc::RTLD_NOLOAD | libc::RTLD_NODELETE);
         }
     }
 }
@@ -332,10 +313,7 @@ impl FactoryObject {
             factory,
             memory_infos: Mutex::default(),
         };
-        Self {
-            c,
-            state: Arc::new(state),
-        }
+        Self { c, state: Arc::new(state) }
     }
 
     /// # Safety
@@ -385,12 +363,7 @@ unsafe extern "system" fn get_supported_devices(
         let (raw, hardware): (_, Vec<_>) = unsafe {
             count.write(0);
             let raw = slice_from(hardware, hardware_count);
-            (
-                raw,
-                raw.iter()
-                    .map(|&device| HardwareDevice::read(state.api, device))
-                    .collect(),
-            )
+            (raw, raw.iter().map(|&device| HardwareDevice::read(state.api, device)).collect())
         };
         let offered = state.factory.devices(&hardware)?;
         if offered.len() > room {
@@ -399,10 +372,7 @@ unsafe extern "system" fn get_supported_devices(
         }
         for (i, device) in offered.iter().enumerate() {
             let hardware = *raw.get(device.hardware).ok_or_else(|| {
-                Error::Internal(format!(
-                    "a device on hardware {} of {hardware_count}",
-                    device.hardware
-                ))
+                Error::Internal(format!("a device on hardware {} of {hardware_count}", device.hardware))
             })?;
             let made = state.ep_device(this, hardware, device)?;
             // SAFETY: there is room; ORT owns the devices that it has been told of.
@@ -435,10 +405,7 @@ unsafe extern "system" fn create_ep(
             ort!(api, GetSessionOptionsConfigEntries(options, &raw mut entries))?;
             let entries = OwnedPairs::adopt(api, entries).read();
             let devices = slice_from(devices, count);
-            let devices = devices
-                .iter()
-                .map(|&device| HardwareDevice::read(api, device))
-                .collect();
+            let devices = devices.iter().map(|&device| HardwareDevice::read(api, device)).collect();
             (SessionOptions { entries, devices }, Logger::new(api, logger))
         };
         let ep = state.factory.create_ep(&session, logger)?;
@@ -464,15 +431,10 @@ unsafe extern "system" fn factory_allocator(
     // SAFETY: ORT's contract, see above.
     let state = unsafe { FactoryObject::get(this) };
     // SAFETY: as above.
-    state.api.guard("CreateAllocator", || unsafe {
-        create_allocator(state, state.factory.allocators(), info, out)
-    })
+    state.api.guard("CreateAllocator", || unsafe { create_allocator(state, state.factory.allocators(), info, out) })
 }
 
-unsafe extern "system" fn factory_release_allocator(
-    _this: *mut sys::OrtEpFactory,
-    allocator: *mut sys::OrtAllocator,
-) {
+unsafe extern "system" fn factory_release_allocator(_this: *mut sys::OrtEpFactory, allocator: *mut sys::OrtAllocator) {
     // SAFETY: ORT's contract, see above; released once.
     unsafe { release_allocator(allocator) }
 }

@@ -63,10 +63,7 @@ impl Logger {
         // SAFETY: the logger is live, and ORT copies the strings. A message that cannot be written is lost.
         let _ = unsafe {
             let (file, function) = (c"nxrt".as_ptr(), c"log".as_ptr());
-            super::status::ort!(
-                self.api,
-                Logger_LogMessage(self.raw, severity, text.as_ptr(), file, 0, function)
-            )
+            super::status::ort!(self.api, Logger_LogMessage(self.raw, severity, text.as_ptr(), file, 0, function))
         };
     }
 }

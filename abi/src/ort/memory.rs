@@ -123,8 +123,7 @@ pub(crate) unsafe fn create_allocator(
     out: *mut *mut sys::OrtAllocator,
 ) -> Result<()> {
     let api = factory.api();
-    let source =
-        source.ok_or_else(|| Error::Internal("ORT asks for an allocator of an EP without memory".into()))?;
+    let source = source.ok_or_else(|| Error::Internal("ORT asks for an allocator of an EP without memory".into()))?;
     // SAFETY: the caller vouches for `info`.
     let memory = unsafe { MemoryDevice::read(api, ((*api.ep()).MemoryInfo_GetMemoryDevice)(info)) };
     let allocator = source.create_allocator(memory)?;
@@ -140,12 +139,7 @@ pub(crate) unsafe fn create_allocator(
     };
     // ORT's own info may go before the allocator does; ours lives as long as the factory's state.
     let info = factory.memory_info(memory).unwrap_or(info);
-    let object = AllocatorObject {
-        c,
-        info,
-        allocator,
-        factory: factory.clone(),
-    };
+    let object = AllocatorObject { c, info, allocator, factory: factory.clone() };
     // SAFETY: the caller vouches for `out`.
     unsafe { out.write(Box::into_raw(Box::new(object)).cast()) };
     Ok(())
@@ -158,9 +152,8 @@ pub(crate) unsafe fn create_allocator(
 pub(crate) unsafe fn release_allocator(this: *mut sys::OrtAllocator) {
     if !this.is_null() {
         // SAFETY: the caller vouches for it.
-        caught_or((), || {
-            drop(unsafe { Box::from_raw(this.cast::<AllocatorObject>()) })
-        });
+        let object = unsafe { Box::from_raw(this.cast::<AllocatorObject>()) };
+        caught_or((), || drop(object));
     }
 }
 
@@ -234,10 +227,7 @@ struct TransferObject {
 }
 
 /// An `OrtDataTransferImpl` that ORT owns.
-pub(crate) fn create_data_transfer(
-    api: Api,
-    transfer: Arc<dyn DataTransfer>,
-) -> *mut sys::OrtDataTransferImpl {
+pub(crate) fn create_data_transfer(api: Api, transfer: Arc<dyn DataTransfer>) -> *mut sys::OrtDataTransferImpl {
     let c = sys::OrtDataTransferImpl {
         ort_version_supported: sys::COMPILED,
         Release: Some(release_transfer),
@@ -249,9 +239,8 @@ pub(crate) fn create_data_transfer(
 
 unsafe extern "system" fn release_transfer(this: *mut sys::OrtDataTransferImpl) {
     // SAFETY: ORT's contract, see above; released once.
-    caught_or((), || {
-        drop(unsafe { Box::from_raw(this.cast::<TransferObject>()) })
-    });
+    let object = unsafe { Box::from_raw(this.cast::<TransferObject>()) };
+    caught_or((), || drop(object));
 }
 
 unsafe extern "system" fn can_copy(
@@ -262,11 +251,7 @@ unsafe extern "system" fn can_copy(
     // SAFETY: ORT's contract, see above.
     let (object, src, dst) = unsafe {
         let object = &*this.cast::<TransferObject>();
-        (
-            object,
-            MemoryDevice::read(object.api, src),
-            MemoryDevice::read(object.api, dst),
-        )
+        (object, MemoryDevice::read(object.api, src), MemoryDevice::read(object.api, dst))
     };
     caught_or(false, || object.transfer.can_copy(src, dst))
 }
@@ -283,16 +268,8 @@ unsafe extern "system" fn copy_tensors(
     object.api.guard("CopyTensors", || {
         // SAFETY: each array has `count` entries, and `streams` may be null as a whole.
         let (src, dst, streams) = unsafe {
-            let streams = if streams.is_null() {
-                &[]
-            } else {
-                slice_from(streams, count)
-            };
-            (
-                slice_from(src, count),
-                slice_from(dst.cast_const(), count),
-                streams,
-            )
+            let streams = if streams.is_null() { &[] } else { slice_from(streams, count) };
+            (slice_from(src, count), slice_from(dst.cast_const(), count), streams)
         };
         let mut copies = src.iter().zip(dst).enumerate().map(|(i, (&src, &dst))| {
             let stream = streams.get(i).copied().unwrap_or(std::ptr::null_mut());
@@ -321,9 +298,7 @@ unsafe fn tensor_copy<'a>(
     let len = bytes(src)?;
     let room = bytes(dst)?;
     if len != room {
-        return Err(Error::Internal(format!(
-            "a copy of {len} bytes into a tensor of {room}"
-        )));
+        return Err(Error::Internal(format!("a copy of {len} bytes into a tensor of {room}")));
     }
     let (mut from, mut to) = (std::ptr::null(), std::ptr::null_mut());
     // SAFETY: the caller vouches for the values and the stream.

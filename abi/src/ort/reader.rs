@@ -66,6 +66,9 @@ macro_rules! list {
 }
 use list;
 
+/// A tensor's element type and shape, as far as known.
+type TensorType = (Option<DType>, Option<Vec<Dim>>);
+
 /// A graph while it is read.
 pub(super) struct Reader {
     pub(super) api: Api,
@@ -82,18 +85,10 @@ pub(super) struct Reader {
 impl Reader {
     /// # Safety
     /// `graph` is live for the call.
-    pub(super) unsafe fn read(
-        api: Api,
-        graph: *const sys::OrtGraph,
-        depth: Depth,
-        nesting: usize,
-    ) -> Result<Graph> {
+    pub(super) unsafe fn read(api: Api, graph: *const sys::OrtGraph, depth: Depth, nesting: usize) -> Result<Graph> {
         if nesting > MAX_NESTING {
             let problem = format!("control flow is nested deeper than {MAX_NESTING} levels");
-            return Err(Error::Model {
-                place: "graph".into(),
-                problem,
-            });
+            return Err(Error::Model { place: "graph".into(), problem });
         }
         let mut path = std::ptr::null();
         let mut parent = std::ptr::null();
@@ -103,20 +98,12 @@ impl Reader {
             ort!(api, Graph_GetParentNode(graph, &raw mut parent))?;
             let path = string_from(path);
             let model_path = (!path.is_empty()).then(|| PathBuf::from(path));
-            let folder = model_path
-                .as_deref()
-                .and_then(Path::parent)
-                .unwrap_or(Path::new(""))
-                .to_owned();
+            let folder = model_path.as_deref().and_then(Path::parent).unwrap_or(Path::new("")).to_owned();
             let mut reader = Self {
                 api,
                 depth,
                 nesting,
-                graph: Graph {
-                    model_path,
-                    is_body: !parent.is_null(),
-                    ..Default::default()
-                },
+                graph: Graph { model_path, is_body: !parent.is_null(), ..Default::default() },
                 ids: HashMap::new(),
                 symbols: HashMap::new(),
                 folder,
@@ -163,21 +150,12 @@ impl Reader {
             let type_ = self.tensor_type(info)?;
             let mut constant = false;
             ort!(self.api, ValueInfo_IsConstantInitializer(info, &raw mut constant))?;
-            let initializer = if constant {
-                Some(self.initializer(info, &name, &type_)?)
-            } else {
-                None
-            };
+            let initializer = if constant { Some(self.initializer(info, &name, &type_)?) } else { None };
             (type_, initializer)
         };
         let (dtype, shape) = type_.map_or((None, None), |(dtype, shape)| (dtype, shape));
         let id = self.graph.values.len();
-        self.graph.values.push(Value {
-            name: name.clone(),
-            dtype,
-            shape,
-            initializer,
-        });
+        self.graph.values.push(Value { name: name.clone(), dtype, shape, initializer });
         self.ids.insert(name, id);
         Ok(Some(id))
     }
@@ -186,10 +164,7 @@ impl Reader {
     ///
     /// # Safety
     /// `info` is a live value info.
-    unsafe fn tensor_type(
-        &mut self,
-        info: *const sys::OrtValueInfo,
-    ) -> Result<Option<(Option<DType>, Option<Vec<Dim>>)>> {
+    unsafe fn tensor_type(&mut self, info: *const sys::OrtValueInfo) -> Result<Option<TensorType>> {
         let api = self.api;
         let mut type_info = std::ptr::null();
         let mut tensor = std::ptr::null();
@@ -230,10 +205,7 @@ impl Reader {
         if name.is_empty() {
             return Dim::Unknown;
         }
-        let shared = self
-            .symbols
-            .entry(name)
-            .or_insert_with_key(|name| name.as_str().into());
+        let shared = self.symbols.entry(name).or_insert_with_key(|name| name.as_str().into());
         Dim::Symbol(shared.clone())
     }
 
@@ -243,41 +215,32 @@ impl Reader {
         &self,
         info: *const sys::OrtValueInfo,
         name: &str,
-        type_: &Option<(Option<DType>, Option<Vec<Dim>>)>,
+        type_: &Option<TensorType>,
     ) -> Result<Initializer> {
-        let bad = |problem: String| Error::Model {
-            place: format!("initializer '{name}'"),
-            problem,
-        };
+        let bad = |problem: String| Error::Model { place: format!("initializer '{name}'"), problem };
         let Some((Some(dtype), Some(dims))) = type_ else {
             return Err(bad("is no tensor of a known type and shape".into()));
         };
         let shape: Option<Vec<usize>> = dims.iter().map(Dim::known).collect();
         let shape = shape.ok_or_else(|| bad(format!("has the shape {dims:?}")))?;
         let dtype = *dtype;
-        let make = |data| Initializer {
-            dtype,
-            shape: shape.clone(),
-            data,
-        };
+        let make = |data| Initializer { dtype, shape: shape.clone(), data };
         if dtype == DType::String {
             return Ok(make(InitializerData::Unread));
         }
         let elements = shape.iter().try_fold(1usize, |n, &d| n.checked_mul(d));
-        let len = elements
-            .and_then(|n| dtype.bytes(n))
-            .ok_or_else(|| bad(format!("has the shape {shape:?}")))?;
+        let len = elements.and_then(|n| dtype.bytes(n)).ok_or_else(|| bad(format!("has the shape {shape:?}")))?;
         if self.depth == Depth::Claim && len > CLAIM_BYTES {
             return Ok(make(InitializerData::Unread));
         }
-        // SAFETY: the caller vouches for `info`.
-        if self.depth == Depth::Compile
-            && let Some(file) = unsafe { self.external(info) }?
-        {
-            let (path, offset, size) = file;
+        let file = match self.depth {
+            // SAFETY: the caller vouches for `info`.
+            Depth::Compile => unsafe { self.external(info) }?,
+            Depth::Claim => None,
+        };
+        if let Some((path, offset, size)) = file {
             if size != len {
-                let problem =
-                    format!("takes {size} bytes in its file, {len} by its shape {shape:?} of {dtype}");
+                let problem = format!("takes {size} bytes in its file, {len} by its shape {shape:?} of {dtype}");
                 return Err(bad(problem));
             }
             let offset = u64::try_from(offset).map_err(|_| bad(format!("has the file offset {offset}")))?;
@@ -287,11 +250,7 @@ impl Reader {
         // SAFETY: as above; the value belongs to the graph.
         let tensor = unsafe {
             ort!(self.api, ValueInfo_GetInitializerValue(info, &raw mut value))?;
-            if value.is_null() {
-                None
-            } else {
-                read_tensor(self.api, value)?
-            }
+            if value.is_null() { None } else { read_tensor(self.api, value)? }
         };
         let tensor = tensor.ok_or_else(|| bad("has no value".into()))?;
         if tensor.dtype() != dtype || tensor.shape() != shape {
@@ -333,25 +292,15 @@ impl Reader {
             ort!(api, Node_GetOperatorType(node, &raw mut op_type))?;
             ort!(api, Node_GetDomain(node, &raw mut domain))?;
             ort!(api, Node_GetSinceVersion(node, &raw mut since))?;
-            let mut ids = |infos: Vec<_>| -> Result<Vec<_>> {
-                infos.into_iter().map(|info| self.value(info)).collect()
-            };
+            let mut ids =
+                |infos: Vec<_>| -> Result<Vec<_>> { infos.into_iter().map(|info| self.value(info)).collect() };
             let inputs = ids(list!(api, node, Node_GetNumInputs, Node_GetInputs))?;
             let outputs = ids(list!(api, node, Node_GetNumOutputs, Node_GetOutputs))?;
-            let implicit = ids(list!(
-                api,
-                node,
-                Node_GetNumImplicitInputs,
-                Node_GetImplicitInputs
-            ))?;
+            let implicit = ids(list!(api, node, Node_GetNumImplicitInputs, Node_GetImplicitInputs))?;
             let domain = string_from(domain);
             Ok(Node {
                 name: string_from(name),
-                domain: if domain == "ai.onnx" {
-                    String::new()
-                } else {
-                    domain
-                },
+                domain: if domain == "ai.onnx" { String::new() } else { domain },
                 op_type: string_from(op_type),
                 // A function that is still to be inlined may have none.
                 since_version: u32::try_from(since).unwrap_or(0),
@@ -412,10 +361,7 @@ fn sort(mut graph: Graph) -> Result<Graph> {
         for &id in node.outputs.iter().flatten() {
             if producer[id].replace(i).is_some() {
                 let place = format!("value '{}'", graph.values[id].name);
-                return Err(Error::Model {
-                    place,
-                    problem: "has two producers".into(),
-                });
+                return Err(Error::Model { place, problem: "has two producers".into() });
             }
         }
     }
@@ -432,8 +378,7 @@ fn sort(mut graph: Graph) -> Result<Graph> {
     for i in 0..graph.nodes.len() {
         sources(i).for_each(|source| users[source].push(i));
     }
-    let mut ready: std::collections::BTreeSet<usize> =
-        (0..graph.nodes.len()).filter(|&i| waiting[i] == 0).collect();
+    let mut ready: std::collections::BTreeSet<usize> = (0..graph.nodes.len()).filter(|&i| waiting[i] == 0).collect();
     let mut order = Vec::with_capacity(graph.nodes.len());
     while let Some(i) = ready.pop_first() {
         order.push(i);
@@ -445,15 +390,9 @@ fn sort(mut graph: Graph) -> Result<Graph> {
         }
     }
     if order.len() < graph.nodes.len() {
-        return Err(Error::Model {
-            place: "graph".into(),
-            problem: "its nodes form a cycle".into(),
-        });
+        return Err(Error::Model { place: "graph".into(), problem: "its nodes form a cycle".into() });
     }
     let mut nodes: Vec<_> = std::mem::take(&mut graph.nodes).into_iter().map(Some).collect();
-    graph.nodes = order
-        .iter()
-        .map(|&i| nodes[i].take().expect("the order names each node once"))
-        .collect();
+    graph.nodes = order.iter().map(|&i| nodes[i].take().expect("the order names each node once")).collect();
     Ok(graph)
 }

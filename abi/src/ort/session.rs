@@ -14,10 +14,7 @@ pub struct SessionOptions {
 impl SessionOptions {
     /// The value of a session configuration entry, e.g. `session.disable_cpu_ep_fallback`.
     pub fn get(&self, key: &str) -> Option<&str> {
-        self.entries
-            .iter()
-            .find(|(k, _)| k == key)
-            .map(|(_, value)| value.as_str())
+        self.entries.iter().find(|(k, _)| k == key).map(|(_, value)| value.as_str())
     }
 
     /// The options given to the provider of this name, without their prefix.
@@ -46,16 +43,10 @@ mod tests {
             pair("ep.cuda.enable_cuda_graph", "1"),
             pair("ep.cudaexecutionprovider.other", "2"),
         ];
-        let session = SessionOptions {
-            entries,
-            devices: vec![],
-        };
+        let session = SessionOptions { entries, devices: vec![] };
         let of = |name| session.provider(name).collect::<Vec<_>>();
         assert_eq!(of("NxrtCpuExecutionProvider"), [("chunks", "4")]);
-        assert_eq!(
-            of("CUDAExecutionProvider"),
-            [("enable_cuda_graph", "1"), ("other", "2")]
-        );
+        assert_eq!(of("CUDAExecutionProvider"), [("enable_cuda_graph", "1"), ("other", "2")]);
         assert_eq!(of("Other"), []);
         assert_eq!(session.get("session.disable_cpu_ep_fallback"), Some("1"));
         assert_eq!(session.get("absent"), None);

@@ -54,11 +54,7 @@ impl Api {
     }
 
     /// Runs the body of a callback that returns a status; panics become errors too.
-    pub(crate) fn guard(
-        self,
-        callback: &'static str,
-        body: impl FnOnce() -> Result<()>,
-    ) -> sys::OrtStatusPtr {
+    pub(crate) fn guard(self, callback: &'static str, body: impl FnOnce() -> Result<()>) -> sys::OrtStatusPtr {
         match caught(callback, body) {
             Ok(()) => sys::OrtStatusPtr::default(),
             Err(error) => self.status(&error),
@@ -70,10 +66,7 @@ impl Api {
 pub(crate) fn caught<T>(callback: &'static str, body: impl FnOnce() -> Result<T>) -> Result<T> {
     match catch_unwind(AssertUnwindSafe(body)) {
         Ok(result) => result,
-        Err(payload) => Err(Error::Internal(format!(
-            "panic in {callback}: {}",
-            panic_text(&*payload)
-        ))),
+        Err(payload) => Err(Error::Internal(format!("panic in {callback}: {}", panic_text(&*payload)))),
     }
 }
 
@@ -136,10 +129,7 @@ mod tests {
         std::panic::set_hook(silent);
         assert_eq!(literal, Err(Error::Internal("panic in Compute: boom".into())));
         assert_eq!(formatted, Err(Error::Internal("panic in Compute: boom 2".into())));
-        assert_eq!(
-            other,
-            Err(Error::Internal("panic in Compute: of an unknown kind".into()))
-        );
+        assert_eq!(other, Err(Error::Internal("panic in Compute: of an unknown kind".into())));
         assert!(!fallback);
     }
 

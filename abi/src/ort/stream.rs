@@ -75,11 +75,7 @@ impl<'a> StreamRef<'a> {
     /// # Safety
     /// `raw` is null or a stream that is live for `'a`.
     pub(crate) unsafe fn new(api: Api, raw: *mut sys::OrtSyncStream) -> Option<Self> {
-        (!raw.is_null()).then_some(Self {
-            api,
-            raw,
-            call: PhantomData,
-        })
+        (!raw.is_null()).then_some(Self { api, raw, call: PhantomData })
     }
 
     /// The stream's handle.
@@ -94,10 +90,8 @@ impl<'a> StreamRef<'a> {
         let stream: &'a dyn Any = unsafe {
             let object = ((*self.api.ep()).SyncStream_GetImpl)(self.raw);
             let ours: unsafe extern "system" fn(*mut sys::OrtSyncStreamImpl) = release_stream;
-            let is_ours = !object.is_null()
-                && (*object)
-                    .Release
-                    .is_some_and(|release| std::ptr::fn_addr_eq(release, ours));
+            let is_ours =
+                !object.is_null() && (*object).Release.is_some_and(|release| std::ptr::fn_addr_eq(release, ours));
             if !is_ours {
                 return None;
             }
@@ -133,8 +127,7 @@ pub(crate) unsafe fn create_stream(
     device: *const sys::OrtMemoryDevice,
     out: *mut *mut sys::OrtSyncStreamImpl,
 ) -> Result<()> {
-    let source =
-        source.ok_or_else(|| Error::Internal("ORT asks for a stream of an EP without streams".into()))?;
+    let source = source.ok_or_else(|| Error::Internal("ORT asks for a stream of an EP without streams".into()))?;
     // SAFETY: the caller vouches for `device`.
     let device = unsafe { MemoryDevice::read(api, device) };
     let stream = source.create_stream(device)?;
@@ -170,7 +163,8 @@ unsafe fn notification_of<'a>(this: *mut sys::OrtSyncNotificationImpl) -> &'a No
 
 unsafe extern "system" fn release_stream(this: *mut sys::OrtSyncStreamImpl) {
     // SAFETY: ORT's contract, see above; released once.
-    caught_or((), || drop(unsafe { Box::from_raw(this.cast::<StreamObject>()) }));
+    let object = unsafe { Box::from_raw(this.cast::<StreamObject>()) };
+    caught_or((), || drop(object));
 }
 
 unsafe extern "system" fn get_handle(this: *mut sys::OrtSyncStreamImpl) -> *mut c_void {
@@ -194,11 +188,7 @@ unsafe extern "system" fn create_notification(
             WaitOnDevice: Some(wait_on_device),
             WaitOnHost: Some(wait_on_host),
         };
-        let made = NotificationObject {
-            c,
-            api: object.api,
-            notification,
-        };
+        let made = NotificationObject { c, api: object.api, notification };
         // SAFETY: ORT's contract, see above.
         unsafe { out.write(Box::into_raw(Box::new(made)).cast()) };
         Ok(())
@@ -219,9 +209,8 @@ unsafe extern "system" fn on_session_run_end(this: *mut sys::OrtSyncStreamImpl) 
 
 unsafe extern "system" fn release_notification(this: *mut sys::OrtSyncNotificationImpl) {
     // SAFETY: ORT's contract, see above; released once.
-    caught_or((), || {
-        drop(unsafe { Box::from_raw(this.cast::<NotificationObject>()) })
-    });
+    let object = unsafe { Box::from_raw(this.cast::<NotificationObject>()) };
+    caught_or((), || drop(object));
 }
 
 unsafe extern "system" fn activate(this: *mut sys::OrtSyncNotificationImpl) -> sys::OrtStatusPtr {
@@ -238,15 +227,11 @@ unsafe extern "system" fn wait_on_device(
     let object = unsafe { notification_of(this) };
     // SAFETY: as above. The consumer is null when a CPU node waits.
     let consumer = unsafe { StreamRef::new(object.api, consumer) };
-    object
-        .api
-        .guard("WaitOnDevice", || object.notification.wait_on_device(consumer))
+    object.api.guard("WaitOnDevice", || object.notification.wait_on_device(consumer))
 }
 
 unsafe extern "system" fn wait_on_host(this: *mut sys::OrtSyncNotificationImpl) -> sys::OrtStatusPtr {
     // SAFETY: ORT's contract, see above.
     let object = unsafe { notification_of(this) };
-    object
-        .api
-        .guard("WaitOnHost", || object.notification.wait_on_host())
+    object.api.guard("WaitOnHost", || object.notification.wait_on_host())
 }

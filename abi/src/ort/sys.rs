@@ -5,11 +5,10 @@
 #![allow(non_snake_case, missing_docs)]
 
 pub use ort_sys::{
-    OrtAllocator, OrtAllocatorType, OrtApi, OrtApiBase, OrtDeviceMemoryType, OrtEpDevice, OrtErrorCode,
-    OrtGraph, OrtHardwareDevice, OrtKernelContext, OrtKeyValuePairs, OrtLogger, OrtLoggingLevel,
-    OrtMemoryInfo, OrtMemoryInfoDeviceType, OrtNode, OrtOpAttr, OrtOpAttrType, OrtRunOptions,
-    OrtSessionOptions, OrtStatus, OrtStatusPtr, OrtSyncStream, OrtTensorTypeAndShapeInfo, OrtTypeInfo,
-    OrtValue, OrtValueInfo,
+    OrtAllocator, OrtAllocatorType, OrtApi, OrtApiBase, OrtDeviceMemoryType, OrtEpDevice, OrtErrorCode, OrtGraph,
+    OrtHardwareDevice, OrtKernelContext, OrtKeyValuePairs, OrtLogger, OrtLoggingLevel, OrtMemoryInfo,
+    OrtMemoryInfoDeviceType, OrtNode, OrtOpAttr, OrtOpAttrType, OrtRunOptions, OrtSessionOptions, OrtStatus,
+    OrtStatusPtr, OrtSyncStream, OrtTensorTypeAndShapeInfo, OrtTypeInfo, OrtValue, OrtValueInfo,
 };
 use std::ffi::{c_char, c_int, c_void};
 
@@ -22,13 +21,7 @@ macro_rules! opaque {
         pub struct $name { _opaque: [u8; 0] }
     )*};
 }
-opaque!(
-    OrtEpGraphSupportInfo,
-    OrtMemoryDevice,
-    OrtNodeComputeContext,
-    OrtKernelRegistry,
-    OrtEpProfilerImpl
-);
+opaque!(OrtEpGraphSupportInfo, OrtMemoryDevice, OrtNodeComputeContext, OrtKernelRegistry, OrtEpProfilerImpl);
 
 /// A slot that this library neither fills nor calls.
 pub type Unused = Option<unsafe extern "system" fn()>;
@@ -203,12 +196,10 @@ pub struct OrtEpApi {
     pub EpGraphSupportInfo_AddSingleNode:
         unsafe extern "system" fn(*mut OrtEpGraphSupportInfo, *const OrtNode) -> OrtStatusPtr,
     pub NodeComputeContext_NodeName: unsafe extern "system" fn(*const OrtNodeComputeContext) -> *const c_char,
-    pub EpDevice_AddAllocatorInfo:
-        unsafe extern "system" fn(*mut OrtEpDevice, *const OrtMemoryInfo) -> OrtStatusPtr,
+    pub EpDevice_AddAllocatorInfo: unsafe extern "system" fn(*mut OrtEpDevice, *const OrtMemoryInfo) -> OrtStatusPtr,
     pub MemoryInfo_GetMemoryDevice: unsafe extern "system" fn(*const OrtMemoryInfo) -> *const OrtMemoryDevice,
     pub Value_GetMemoryDevice: unsafe extern "system" fn(*const OrtValue) -> *const OrtMemoryDevice,
-    pub MemoryDevice_AreEqual:
-        unsafe extern "system" fn(*const OrtMemoryDevice, *const OrtMemoryDevice) -> bool,
+    pub MemoryDevice_AreEqual: unsafe extern "system" fn(*const OrtMemoryDevice, *const OrtMemoryDevice) -> bool,
     /// An `OrtMemoryInfoDeviceType`, which newer runtimes may extend.
     pub MemoryDevice_GetDeviceType: unsafe extern "system" fn(*const OrtMemoryDevice) -> c_int,
     /// An `OrtDeviceMemoryType`, which newer runtimes may extend.
@@ -235,7 +226,4 @@ slots!(
     MemoryDevice_GetDeviceId = 12,
     SyncStream_GetImpl = 13,
 );
-const _: () = assert!(
-    size_of::<usize>() == 8,
-    "shapes are passed as usize and as int64 alike"
-);
+const _: () = assert!(size_of::<usize>() == 8, "shapes are passed as usize and as int64 alike");

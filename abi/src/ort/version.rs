@@ -21,13 +21,13 @@ unsafe impl Send for Api {}
 unsafe impl Sync for Api {}
 
 impl Api {
-    /// Looks up the tables. `Err` holds a table that can only make statuses, when there is one, and the reason.
+    /// Looks up the tables, and says whether they will do. Where they do not, they can still make statuses.
     ///
     /// # Safety
     /// `base` is null or the runtime's `OrtApiBase`.
-    pub(crate) unsafe fn load(base: *const sys::OrtApiBase) -> Result<Self, (Option<Self>, Error)> {
+    pub(crate) unsafe fn load(base: *const sys::OrtApiBase) -> (Option<Self>, Result<()>) {
         if base.is_null() {
-            return Err((None, Error::Internal("ORT passed no OrtApiBase".into())));
+            return (None, Err(Error::Internal("ORT passed no OrtApiBase".into())));
         }
         // SAFETY: the caller vouches for `base`; the string is a constant of the runtime.
         let version = unsafe { CStr::from_ptr(((*base).GetVersionString)()) }.to_string_lossy();
@@ -35,29 +35,21 @@ impl Api {
         // A number above the runtime's own gives null and a line on stderr, so never ask for one.
         // SAFETY: the caller vouches for `base`.
         let ort = unsafe { ((*base).GetApi)(minor.min(sys::COMPILED)) };
-        let mut api = Self {
-            ort,
-            ep: std::ptr::null(),
-            minor,
-        };
+        let mut api = Self { ort, ep: std::ptr::null(), minor };
         if minor < OLDEST_MINOR || ort.is_null() {
             let error = Error::Ort {
                 call: "GetVersionString",
-                message: format!(
-                    "ONNX Runtime {version} is not supported, 1.{OLDEST_MINOR} or newer is needed"
-                ),
+                message: format!("ONNX Runtime {version} is not supported, 1.{OLDEST_MINOR} or newer is needed"),
             };
-            return Err(((!ort.is_null()).then_some(api), error));
+            return ((!ort.is_null()).then_some(api), Err(error));
         }
         // SAFETY: `GetEpApi` exists since 1.22.
         api.ep = unsafe { ((*ort).GetEpApi)() }.cast();
-        match api.ep.is_null() {
-            true => Err((
-                Some(api),
-                Error::Internal("this ORT was built without plugin EPs".into()),
-            )),
-            false => Ok(api),
-        }
+        let usable = match api.ep.is_null() {
+            true => Err(Error::Internal("this ORT was built without plugin EPs".into())),
+            false => Ok(()),
+        };
+        (Some(api), usable)
     }
 
     /// The running ORT's minor version: 32 for 1.32.0.
@@ -79,9 +71,7 @@ impl Api {
 /// 32 from "1.32.0" or "1.32.0-dev"; `None` for another major version or no version at all.
 fn minor_of(version: &str) -> Option<u32> {
     let mut parts = version.split('.');
-    (parts.next()? == "1")
-        .then(|| parts.next()?.parse().ok())
-        .flatten()
+    (parts.next()? == "1").then(|| parts.next()?.parse().ok()).flatten()
 }
 
 #[cfg(test)]
