@@ -38,15 +38,14 @@ def linear_attention(q, k, v, past=None, decay=None, beta=None, *, q_heads, kv_h
 
 
 def delta_gate(decay, a_log, dt_bias, activation, lower_bound=-5.0):
-    """GatedDeltaNet's effective log decay; decay [...,H] or [...,H,dk]."""
-    if activation == "none":
-        return f64(decay)
+    """GatedDeltaNet's effective log decay; decay [tokens,H] or [tokens,H,dk], dt_bias [H], [H,dk] or [H*dk]."""
     decay = f64(decay)
-    a_log = f64(a_log)
-    per_key = decay.ndim and dt_bias is not None and np.size(dt_bias) != a_log.size
-    shape = (a_log.size, -1) if per_key else (a_log.size,)
-    a_log = a_log[:, None] if per_key else a_log
-    raw = decay + f64(dt_bias).reshape(shape)
+    if activation == "none":
+        return decay
+    a_log, dt_bias = f64(a_log), f64(dt_bias)
+    if decay.ndim == 3:
+        a_log, dt_bias = a_log[:, None], dt_bias.reshape(a_log.size, -1)
+    raw = decay + dt_bias
     if activation in ("softplus", "qwen"):
         return -np.exp(a_log) * softplus(raw)
     return lower_bound * sigmoid(np.exp(a_log) * raw)
@@ -67,8 +66,10 @@ def gated_delta_net(q, k, v, decay, beta, state, *, rule="gated_delta", scale=0.
     outs, finals = [], []
     for b in range(len(cu_seqlens) - 1):
         part = slice(cu_seqlens[b], cu_seqlens[b + 1])
-        flat = [x[part].reshape(1, cu_seqlens[b + 1] - cu_seqlens[b], -1) if x is not None else None
-                for x in (q, k, v, decay, beta)]
+        flat = [
+            None if x is None else x[part].reshape(1, cu_seqlens[b + 1] - cu_seqlens[b], int(np.prod(x.shape[1:])))
+            for x in (q, k, v, decay, beta)
+        ]
         past = None if state is None else f64(state)[b : b + 1].swapaxes(-1, -2)
         out, states = linear_attention(
             *flat[:3], past, *flat[3:], q_heads=q.shape[1], kv_heads=value_heads, rule=rule, scale=scale

@@ -39,7 +39,7 @@ def skip_simplified(x, skip, gamma, bias=None, *, epsilon=1e-12):
 def gated_rms_norm(x, scale, gate, *, epsilon=1e-5, activation="silu"):
     """RMS over each group of C = len(scale) elements of the last dimension, times the activated gate."""
     x, scale, gate = f64(x), f64(scale), f64(gate)
-    groups = x.reshape(x.shape[:-1] + (-1, scale.shape[0]))
+    groups = x.reshape(x.shape[:-1] + (x.shape[-1] // scale.shape[0], scale.shape[0]))
     normed = groups / np.sqrt((groups**2).mean(-1, keepdims=True) + epsilon) * scale
     return normed.reshape(x.shape) * (sigmoid(gate) if activation == "sigmoid" else silu(gate))
 
