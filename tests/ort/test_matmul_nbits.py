@@ -12,6 +12,7 @@ MS = "com.microsoft"
 # ORT CPU's f16 kernels accumulate in f16 (measured 2e-3 .. 8e-3 of the maximum at K = 300).
 ORT_F16 = Tolerance(1.5e-2)
 LEVEL_4 = Tolerance(harness.RELATIVE_ACCURACY_LEVEL_4)
+ORT_LEVEL_4 = Tolerance(4e-2)  # measured up to 2.2e-2 on outputs of 37 values
 
 
 def weights(rng, *, N, K, bits, block_size, dtype=F32, zero_points=None):
@@ -40,7 +41,7 @@ def case(
         attrs["accuracy_level"] = level
     if level == 4:
         how.setdefault("tolerance", LEVEL_4)
-        how.setdefault("ort_tolerance", LEVEL_4)
+        how.setdefault("ort_tolerance", ORT_LEVEL_4)
     if dtype == F16:
         how.setdefault("ort_tolerance", ORT_F16)
     check(
