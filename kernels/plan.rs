@@ -65,7 +65,7 @@ pub trait Io {
 impl Plan {
     /// Compiles `graph`, every node of which was claimed. `cache` is the session's.
     pub fn build(graph: Graph, settings: &Settings, cache: &PackCache) -> Result<Self> {
-        let graph = if settings.fusion { crate::fuse::fuse(graph)? } else { graph };
+        let mut graph = if settings.fusion { crate::fuse::fuse(graph)? } else { graph };
         let mut constants = Constants::default();
         let mut template = read_small_initializers(stated_facts(&graph), &graph, &mut constants)?;
         let mut steps = Vec::new();
@@ -78,6 +78,7 @@ impl Plan {
         let (on_host, key_inputs) = host_cone(&graph, &steps, &template);
         let raw = raw_constants(&graph, &steps, &mut constants)?;
         let in_place = in_place_pairs(&graph, &steps);
+        forget_weights(&mut graph, &mut template, &steps);
         Ok(Self {
             graph,
             template,
@@ -246,6 +247,22 @@ fn raw_constants(graph: &Graph, steps: &[Step], constants: &mut Constants) -> Re
         }
     }
     Ok(raw)
+}
+
+/// Lets go of initializers' bytes that no Run needs: kernels hold their packed forms and `raw_constants` the rest.
+fn forget_weights(graph: &mut Graph, template: &mut [Option<Fact>], steps: &[Step]) {
+    let mut shapes = vec![false; graph.values.len()];
+    for step in steps {
+        let inputs = &graph.nodes[step.node].inputs;
+        step.def.host_inputs.iter().filter_map(|&slot| *inputs.get(slot)?).for_each(|value| shapes[value] = true);
+    }
+    graph.values.iter_mut().for_each(|value| value.initializer = None);
+    for (fact, shapes) in template.iter_mut().zip(shapes) {
+        let Some(fact) = fact else { continue };
+        if !shapes && fact.elements().is_none_or(|n| n > SMALL_INITIALIZER) {
+            fact.value = None;
+        }
+    }
 }
 
 /// Follows views back to the value whose bytes they show.
