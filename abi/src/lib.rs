@@ -6,6 +6,7 @@
 pub mod error;
 pub mod file;
 pub mod graph;
+pub mod onnx;
 pub mod options;
 pub mod ort;
 pub mod parallel;
