@@ -21,8 +21,7 @@ pub struct Budget {
 
 /// See [`Model::inline`].
 pub fn inline(model: &mut Model, keep: &HashSet<usize>) -> Result<bool> {
-    let is_expanded =
-        |(index, call): (usize, &Call)| !keep.contains(&index) && model.function(&call.node).is_some();
+    let is_expanded = |(index, call): (usize, &Call)| !keep.contains(&index) && model.function(&call.node).is_some();
     if !model.nodes.iter().enumerate().any(is_expanded) {
         return Ok(false);
     }
@@ -47,11 +46,7 @@ pub fn inline(model: &mut Model, keep: &HashSet<usize>) -> Result<bool> {
         budget.spend(&call.node, function)?;
         let prefix = format!("_inline{}_", budget.calls);
         for node in Expansion::new(&call.node, function, &prefix)?.nodes() {
-            nodes.push(Call {
-                node,
-                opset: opset_id,
-                depth: call.depth + 1,
-            });
+            nodes.push(Call { node, opset: opset_id, depth: call.depth + 1 });
         }
     }
     model.nodes = nodes;
@@ -115,14 +110,7 @@ impl<'a> Expansion<'a> {
         let defaults = function.attribute_proto.iter();
         let given = call.attribute.iter();
         let attributes = defaults.chain(given).map(|a| (a.name.as_str(), a)).collect();
-        Ok(Self {
-            call,
-            function,
-            prefix,
-            names,
-            attributes,
-            passed,
-        })
+        Ok(Self { call, function, prefix, names, attributes, passed })
     }
 
     fn nodes(&self) -> Vec<NodeProto> {
@@ -162,10 +150,7 @@ impl<'a> Expansion<'a> {
     fn attribute(&self, attribute: &AttributeProto) -> Option<AttributeProto> {
         if !attribute.ref_attr_name.is_empty() {
             let given = *self.attributes.get(attribute.ref_attr_name.as_str())?;
-            return Some(AttributeProto {
-                name: attribute.name.clone(),
-                ..given.clone()
-            });
+            return Some(AttributeProto { name: attribute.name.clone(), ..given.clone() });
         }
         let mut copy = attribute.clone();
         copy.g = attribute.g.as_ref().map(|g| self.body(g));
@@ -174,11 +159,7 @@ impl<'a> Expansion<'a> {
 
     fn body(&self, graph: &GraphProto) -> GraphProto {
         let mut copy = graph.clone();
-        let infos = copy
-            .input
-            .iter_mut()
-            .chain(&mut copy.output)
-            .chain(&mut copy.value_info);
+        let infos = copy.input.iter_mut().chain(&mut copy.output).chain(&mut copy.value_info);
         infos.for_each(|info| info.name = self.rename(&info.name));
         for tensor in &mut copy.initializer {
             tensor.name = self.rename(&tensor.name);

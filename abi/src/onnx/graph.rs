@@ -1,8 +1,6 @@
 //! Decoded messages -> [`Graph`].
 
-use super::proto::{
-    AttributeProto, GraphProto, NodeProto, SparseTensorProto, TensorProto, ValueInfoProto, kind,
-};
+use super::proto::{AttributeProto, GraphProto, NodeProto, SparseTensorProto, TensorProto, ValueInfoProto, kind};
 use super::{Model, canonical, model_error, tensor, versions};
 use crate::tensor::{DType, HostTensor};
 use crate::{Attr, Dim, Graph, Initializer, InitializerData, Node, Result, Value, ValueId};
@@ -34,18 +32,8 @@ struct Builder<'a> {
 
 impl<'a> Builder<'a> {
     fn new(model: &'a Model, outer: Option<&'a Builder<'a>>) -> Self {
-        let graph = Graph {
-            is_body: outer.is_some(),
-            ..Graph::default()
-        };
-        Self {
-            model,
-            outer,
-            graph,
-            names: HashMap::new(),
-            captured: Vec::new(),
-            folded: Vec::new(),
-        }
+        let graph = Graph { is_body: outer.is_some(), ..Graph::default() };
+        Self { model, outer, graph, names: HashMap::new(), captured: Vec::new(), folded: Vec::new() }
     }
 
     /// Numbers every value that the graph itself defines.
@@ -88,12 +76,7 @@ impl<'a> Builder<'a> {
         if self.names.insert(name.to_owned(), id).is_some() {
             return Err(model_error(&format!("value '{name}'"), "is defined twice"));
         }
-        self.graph.values.push(Value {
-            name: name.to_owned(),
-            dtype: None,
-            shape: None,
-            initializer: None,
-        });
+        self.graph.values.push(Value { name: name.to_owned(), dtype: None, shape: None, initializer: None });
         Ok(id)
     }
 
@@ -170,20 +153,12 @@ impl<'a> Builder<'a> {
             return Ok(id);
         }
         let Some(outer) = self.outer.and_then(|o| o.find(name)) else {
-            return Err(model_error(
-                &place(),
-                format!("reads '{name}', which nothing defines"),
-            ));
+            return Err(model_error(&place(), format!("reads '{name}', which nothing defines")));
         };
         let (dtype, shape) = (outer.dtype, outer.shape.clone());
         let initializer = outer.initializer.clone();
         let id = self.add_value(name)?;
-        self.graph.values[id] = Value {
-            name: name.to_owned(),
-            dtype,
-            shape,
-            initializer,
-        };
+        self.graph.values[id] = Value { name: name.to_owned(), dtype, shape, initializer };
         self.captured.push(name.to_owned());
         Ok(id)
     }
@@ -236,10 +211,7 @@ impl<'a> Builder<'a> {
     fn since_version(&self, proto: &NodeProto, opset: usize) -> Result<u32> {
         let domain = canonical(&proto.domain);
         if let Some(function) = self.model.function(proto) {
-            let own = function
-                .opset_import
-                .iter()
-                .find(|i| canonical(&i.domain) == domain);
+            let own = function.opset_import.iter().find(|i| canonical(&i.domain) == domain);
             return Ok(own.and_then(|i| i.version.try_into().ok()).unwrap_or(1));
         }
         let imported = self.model.opsets[opset].get(domain).copied();
@@ -247,10 +219,7 @@ impl<'a> Builder<'a> {
             Some(version) => Ok(versions::since_version(domain, &proto.op_type, version)),
             // ORT adds the newest version of every other domain that it knows.
             None if !domain.is_empty() => Ok(1),
-            None => Err(model_error(
-                &place(proto),
-                "no opset of domain 'ai.onnx' is imported",
-            )),
+            None => Err(model_error(&place(proto), "no opset of domain 'ai.onnx' is imported")),
         }
     }
 
@@ -333,21 +302,10 @@ fn constant(node: &NodeProto, model: &Model) -> Result<Option<Initializer>> {
         shape: tensor.shape().to_vec(),
         data: InitializerData::Inline(tensor),
     };
-    let strings = |shape: Vec<usize>| Initializer {
-        dtype: DType::String,
-        shape,
-        data: InitializerData::Unread,
-    };
+    let strings = |shape: Vec<usize>| Initializer { dtype: DType::String, shape, data: InitializerData::Unread };
     Ok(Some(match attribute.name.as_str() {
-        "value" => tensor::initializer(
-            attribute.t.as_ref().ok_or_else(missing)?,
-            place.clone(),
-            model.folder(),
-        )?,
-        "sparse_value" => sparse_initializer(
-            attribute.sparse_tensor.as_ref().ok_or_else(missing)?,
-            place.clone(),
-        )?,
+        "value" => tensor::initializer(attribute.t.as_ref().ok_or_else(missing)?, place.clone(), model.folder())?,
+        "sparse_value" => sparse_initializer(attribute.sparse_tensor.as_ref().ok_or_else(missing)?, place.clone())?,
         "value_float" => inline(HostTensor::new(&[], &[attribute.f.ok_or_else(missing)?])),
         "value_int" => inline(HostTensor::new(&[], &[attribute.i.ok_or_else(missing)?])),
         "value_floats" => inline(HostTensor::new(&[attribute.floats.len()], &attribute.floats)),
@@ -355,10 +313,7 @@ fn constant(node: &NodeProto, model: &Model) -> Result<Option<Initializer>> {
         "value_string" => strings(vec![]),
         "value_strings" => strings(vec![attribute.strings.len()]),
         other => {
-            return Err(model_error(
-                &place,
-                format!("has an unknown attribute '{other}'"),
-            ));
+            return Err(model_error(&place, format!("has an unknown attribute '{other}'")));
         }
     }))
 }
@@ -368,11 +323,7 @@ fn sparse_initializer(sparse: &SparseTensorProto, place: String) -> Result<Initi
     let Some(values) = &sparse.values else {
         return Err(model_error(&place, "holds no values"));
     };
-    let header = TensorProto {
-        dims: sparse.dims.clone(),
-        data_type: values.data_type,
-        ..TensorProto::default()
-    };
+    let header = TensorProto { dims: sparse.dims.clone(), data_type: values.data_type, ..TensorProto::default() };
     tensor::unread(&header, place)
 }
 
@@ -410,10 +361,7 @@ fn sorted(nodes: Vec<Node>, values: usize) -> Result<Vec<Node>> {
     }
     match slots.into_iter().flatten().next() {
         None => Ok(order),
-        Some(node) => Err(model_error(
-            &format!("node '{}' ({})", node.name, node.op()),
-            "stands in a cycle",
-        )),
+        Some(node) => Err(model_error(&format!("node '{}' ({})", node.name, node.op()), "stands in a cycle")),
     }
 }
 

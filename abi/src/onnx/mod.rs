@@ -54,12 +54,8 @@ struct Call {
 impl Model {
     /// Reads the model file at `path`; external data is relative to its folder.
     pub fn open(path: &Path) -> Result<Self> {
-        let fail = |error: std::io::Error| {
-            model_error(
-                &format!("'{}'", path.display()),
-                format!("cannot be read: {error}"),
-            )
-        };
+        let fail =
+            |error: std::io::Error| model_error(&format!("'{}'", path.display()), format!("cannot be read: {error}"));
         let file = File::open(path).map_err(fail)?;
         if !file.metadata().map_err(fail)?.is_file() {
             return Err(fail(std::io::Error::other("not a file")));
@@ -76,17 +72,13 @@ impl Model {
     }
 
     fn decode(bytes: Bytes, path: Option<PathBuf>) -> Result<Self> {
-        let proto = ModelProto::decode(bytes)
-            .map_err(|error| model_error("file", format!("is not an ONNX model: {error}")))?;
+        let proto =
+            ModelProto::decode(bytes).map_err(|error| model_error("file", format!("is not an ONNX model: {error}")))?;
         let Some(mut graph) = proto.graph else {
             return Err(model_error("file", "holds no graph"));
         };
         let nodes = std::mem::take(&mut graph.node);
-        let as_call = |node| Call {
-            node,
-            opset: 0,
-            depth: 0,
-        };
+        let as_call = |node| Call { node, opset: 0, depth: 0 };
         let mut functions = HashMap::new();
         for function in proto.functions {
             let domain = canonical(&function.domain).to_owned();
@@ -124,8 +116,7 @@ impl Model {
             return None;
         }
         let domain = canonical(&node.domain).to_owned();
-        self.functions
-            .get(&(domain, node.op_type.clone(), node.overload.clone()))
+        self.functions.get(&(domain, node.op_type.clone(), node.overload.clone()))
     }
 
     /// The folder of the model file.
@@ -155,8 +146,5 @@ fn opset(imports: &[OperatorSetIdProto]) -> Result<Opset> {
 }
 
 fn model_error(place: &str, problem: impl Into<String>) -> Error {
-    Error::Model {
-        place: place.to_owned(),
-        problem: problem.into(),
-    }
+    Error::Model { place: place.to_owned(), problem: problem.into() }
 }

@@ -36,13 +36,7 @@ impl Header {
             return fail(format!("{shape:?} holds more elements than can be addressed"));
         };
         let bytes = dtype.bytes(elements);
-        Ok(Self {
-            place,
-            dtype,
-            shape,
-            elements,
-            bytes,
-        })
+        Ok(Self { place, dtype, shape, elements, bytes })
     }
 
     fn size_error<T>(&self, got: impl std::fmt::Display) -> Result<T> {
@@ -71,11 +65,7 @@ pub fn initializer(tensor: &TensorProto, place: String, folder: Option<&Path>) -
             false => InitializerData::Unread,
         }
     };
-    Ok(Initializer {
-        dtype: header.dtype,
-        shape: header.shape,
-        data,
-    })
+    Ok(Initializer { dtype: header.dtype, shape: header.shape, data })
 }
 
 /// An initializer of the tensor's type and shape whose data are not looked at.
@@ -143,12 +133,7 @@ fn inline_bytes(tensor: &TensorProto, header: &Header, size: usize) -> Vec<u8> {
 }
 
 /// Finds external data, and reads it if `small`.
-fn external(
-    tensor: &TensorProto,
-    header: &Header,
-    folder: Option<&Path>,
-    small: bool,
-) -> Result<InitializerData> {
+fn external(tensor: &TensorProto, header: &Header, folder: Option<&Path>, small: bool) -> Result<InitializerData> {
     let error = |problem: String| model_error(&header.place, problem);
     let entry = |key: &str| {
         let found = tensor.external_data.iter().find(|e| e.key == key);
@@ -157,19 +142,14 @@ fn external(
     let number = |key: &str| match entry(key).map(str::parse::<u64>) {
         None => Ok(None),
         Some(Ok(n)) => Ok(Some(n)),
-        Some(Err(_)) => Err(error(format!(
-            "external data: {key} '{}' is no number",
-            entry(key).unwrap_or("")
-        ))),
+        Some(Err(_)) => Err(error(format!("external data: {key} '{}' is no number", entry(key).unwrap_or("")))),
     };
     let Some(expected) = header.bytes else {
         return Err(error("external data cannot hold strings".into()));
     };
     let location = entry("location").unwrap_or("");
     let Some(location) = inside(location) else {
-        return Err(error(format!(
-            "external data lies in '{location}', which is not inside the model's folder"
-        )));
+        return Err(error(format!("external data lies in '{location}', which is not inside the model's folder")));
     };
     let offset = number("offset")?.unwrap_or(0);
     let len = number("length")?.unwrap_or(expected as u64);
@@ -177,24 +157,17 @@ fn external(
         return header.size_error(format_args!("{len} bytes of external data"));
     }
     let Some(end) = offset.checked_add(len).filter(|&end| end <= i64::MAX as u64) else {
-        return Err(error(format!(
-            "external data at {offset} of {len} bytes lies beyond any file"
-        )));
+        return Err(error(format!("external data at {offset} of {len} bytes lies beyond any file")));
     };
     let Some(folder) = folder else { return Ok(InitializerData::Unread) };
     let path = folder.join(location);
     match std::fs::metadata(&path) {
         Ok(meta) if meta.len() < end => {
             let (shown, have) = (path.display(), meta.len());
-            return Err(error(format!(
-                "external data ends at byte {end} of '{shown}', which has {have}"
-            )));
+            return Err(error(format!("external data ends at byte {end} of '{shown}', which has {have}")));
         }
         Err(io) if small => {
-            return Err(error(format!(
-                "external data '{}' cannot be read: {io}",
-                path.display()
-            )));
+            return Err(error(format!("external data '{}' cannot be read: {io}", path.display())));
         }
         // Weights are not needed here: their file may be elsewhere.
         _ => {}
@@ -206,10 +179,7 @@ fn external(
     let mut bytes = vec![0; expected];
     let read = File::open(&path).and_then(|f| f.read_exact_at(&mut bytes, offset));
     if let Err(io) = read {
-        return Err(error(format!(
-            "external data '{}' cannot be read: {io}",
-            path.display()
-        )));
+        return Err(error(format!("external data '{}' cannot be read: {io}", path.display())));
     }
     Ok(InitializerData::Inline(header.host(&bytes)?))
 }

@@ -3,7 +3,7 @@
 use super::Model;
 use super::proto::*;
 use crate::tensor::DType;
-use crate::{Attr, Dim, Error, Graph, InitializerData};
+use crate::{Attr, Dim, Error, Graph, InitializerData, Node};
 use proptest::prelude::*;
 use prost::Message;
 use prost::bytes::Bytes;
@@ -24,21 +24,11 @@ fn node(op_type: &str, inputs: &[&str], outputs: &[&str]) -> NodeProto {
 }
 
 fn int_attribute(name: &str, value: i64) -> AttributeProto {
-    AttributeProto {
-        name: name.into(),
-        kind: kind::INT,
-        i: Some(value),
-        ..AttributeProto::default()
-    }
+    AttributeProto { name: name.into(), kind: kind::INT, i: Some(value), ..AttributeProto::default() }
 }
 
 fn reference(name: &str, of: &str) -> AttributeProto {
-    AttributeProto {
-        name: name.into(),
-        kind: kind::INT,
-        ref_attr_name: of.into(),
-        ..AttributeProto::default()
-    }
+    AttributeProto { name: name.into(), kind: kind::INT, ref_attr_name: of.into(), ..AttributeProto::default() }
 }
 
 fn floats(name: &str, values: &[f32]) -> TensorProto {
@@ -52,10 +42,7 @@ fn floats(name: &str, values: &[f32]) -> TensorProto {
 }
 
 fn external(location: &str, elements: i64) -> TensorProto {
-    let entry = |key: &str, value: &str| StringStringEntryProto {
-        key: key.into(),
-        value: value.into(),
-    };
+    let entry = |key: &str, value: &str| StringStringEntryProto { key: key.into(), value: value.into() };
     TensorProto {
         name: "w".into(),
         dims: vec![elements],
@@ -67,23 +54,14 @@ fn external(location: &str, elements: i64) -> TensorProto {
 }
 
 fn info(name: &str) -> ValueInfoProto {
-    let dim = DimensionProto {
-        dim_param: Some("batch".into()),
-        dim_value: None,
-    };
+    let dim = DimensionProto { dim_param: Some("batch".into()), dim_value: None };
     let shape = Some(TensorShapeProto { dim: vec![dim] });
     let tensor_type = Some(TensorTypeProto { elem_type: 1, shape });
-    ValueInfoProto {
-        name: name.into(),
-        r#type: Some(TypeProto { tensor_type }),
-    }
+    ValueInfoProto { name: name.into(), r#type: Some(TypeProto { tensor_type }) }
 }
 
 fn import(domain: &str, version: i64) -> OperatorSetIdProto {
-    OperatorSetIdProto {
-        domain: domain.into(),
-        version,
-    }
+    OperatorSetIdProto { domain: domain.into(), version }
 }
 
 fn model(nodes: Vec<NodeProto>, initializer: Vec<TensorProto>) -> ModelProto {
@@ -114,10 +92,7 @@ fn function(name: &str, nodes: Vec<NodeProto>) -> FunctionProto {
 }
 
 fn call(name: &str, input: &str, output: &str) -> NodeProto {
-    NodeProto {
-        domain: "local".into(),
-        ..node(name, &[input], &[output])
-    }
+    NodeProto { domain: "local".into(), ..node(name, &[input], &[output]) }
 }
 
 /// A model with every construct that the reader knows.
@@ -188,26 +163,13 @@ fn reads_every_construct() {
     let graph = read(&rich()).unwrap();
     let value = |name: &str| graph.values.iter().position(|v| v.name == name).unwrap();
     let ops: Vec<_> = graph.nodes.iter().map(Node::op).collect();
-    use crate::Node;
-    assert_eq!(
-        ops,
-        [
-            "ai.onnx::Cast",
-            "ai.onnx::If",
-            "local::F",
-            "ai.onnx::Add",
-            "ai.onnx::ReduceSum"
-        ]
-    );
+    assert_eq!(ops, ["ai.onnx::Cast", "ai.onnx::If", "local::F", "ai.onnx::Add", "ai.onnx::ReduceSum"]);
     let versions: Vec<_> = graph.nodes.iter().map(|n| n.since_version).collect();
-    assert_eq!(versions, [19, 19, 1, 14, 13]);
+    assert_eq!(versions, [21, 21, 1, 14, 13]);
     assert_eq!(graph.inputs, [value("x")]);
     assert_eq!(graph.outputs, [value("y")]);
     assert_eq!(graph.values[value("x")].dtype, Some(DType::F32));
-    assert_eq!(
-        graph.values[value("x")].shape,
-        Some(vec![Dim::Symbol("batch".into())])
-    );
+    assert_eq!(graph.values[value("x")].shape, Some(vec![Dim::Symbol("batch".into())]));
     let InitializerData::Inline(axes) = &graph.values[value("axes")].initializer.as_ref().unwrap().data else {
         panic!("a Constant node is a small initializer");
     };
@@ -256,10 +218,7 @@ fn keeps_the_calls_that_it_is_told_to_keep() {
 #[test]
 fn hands_inputs_through_functions() {
     let mut proto = model(vec![call("F", "x", "y")], vec![]);
-    proto.functions = vec![FunctionProto {
-        output: strings(&["a"]),
-        ..function("F", vec![])
-    }];
+    proto.functions = vec![FunctionProto { output: strings(&["a"]), ..function("F", vec![]) }];
     let graph = read_inlined(&proto.encode_to_vec()).unwrap();
     assert_eq!(graph.nodes[0].op(), "ai.onnx::Identity");
 }
@@ -267,10 +226,7 @@ fn hands_inputs_through_functions() {
 #[test]
 fn refuses_endless_functions() {
     let mut proto = model(vec![call("F", "x", "y")], vec![]);
-    proto.functions = vec![
-        function("F", vec![call("G", "a", "b")]),
-        function("G", vec![call("F", "a", "b")]),
-    ];
+    proto.functions = vec![function("F", vec![call("G", "a", "b")]), function("G", vec![call("F", "a", "b")])];
     assert_problem(read_inlined(&proto.encode_to_vec()), "calls itself");
 
     // Each function calls the next one 64 times.
@@ -282,9 +238,7 @@ fn refuses_endless_functions() {
     };
     let mut proto = model(vec![call("F0", "x", "y")], vec![]);
     proto.functions = (0..8).map(level).collect();
-    proto
-        .functions
-        .push(function("F8", vec![node("Neg", &["a"], &["b"])]));
+    proto.functions.push(function("F8", vec![node("Neg", &["a"], &["b"])]));
     assert_problem(read_inlined(&proto.encode_to_vec()), "too large");
 }
 
@@ -292,45 +246,17 @@ fn refuses_endless_functions() {
 fn names_damage_in_the_graph() {
     let relu = |from: &str, to: &str| node("Relu", &[from], &[to]);
     let refused = |nodes, initializers, part: &str| assert_problem(read(&model(nodes, initializers)), part);
-    refused(
-        vec![relu("z", "y"), relu("y", "z")],
-        vec![],
-        "node 'n_y' (ai.onnx::Relu): stands in a cycle",
-    );
-    refused(
-        vec![relu("x", "y"), relu("x", "y")],
-        vec![],
-        "value 'y': is defined twice",
-    );
-    refused(
-        vec![relu("gone", "y")],
-        vec![],
-        "node 'n_y' (ai.onnx::Relu): reads 'gone', which nothing defines",
-    );
-    refused(
-        vec![],
-        vec![],
-        "graph output 'y': reads 'y', which nothing defines",
-    );
+    refused(vec![relu("z", "y"), relu("y", "z")], vec![], "node 'n_y' (ai.onnx::Relu): stands in a cycle");
+    refused(vec![relu("x", "y"), relu("x", "y")], vec![], "value 'y': is defined twice");
+    refused(vec![relu("gone", "y")], vec![], "node 'n_y' (ai.onnx::Relu): reads 'gone', which nothing defines");
+    refused(vec![], vec![], "graph output 'y': reads 'y', which nothing defines");
     let mut bad = floats("w", &[1.0]);
     bad.dims = vec![-1];
-    refused(
-        vec![relu("x", "y")],
-        vec![bad.clone()],
-        "initializer 'w': negative dimension",
-    );
+    refused(vec![relu("x", "y")], vec![bad.clone()], "initializer 'w': negative dimension");
     bad.dims = vec![i64::MAX, i64::MAX];
-    refused(
-        vec![relu("x", "y")],
-        vec![bad.clone()],
-        "more elements than can be addressed",
-    );
+    refused(vec![relu("x", "y")], vec![bad.clone()], "more elements than can be addressed");
     bad.dims = vec![3];
-    refused(
-        vec![relu("x", "y")],
-        vec![bad.clone()],
-        "holds 1 items of 4 bytes, but float[3] takes 12 bytes",
-    );
+    refused(vec![relu("x", "y")], vec![bad.clone()], "holds 1 items of 4 bytes, but float[3] takes 12 bytes");
     bad.raw_data = Some(Bytes::from_static(&[0; 13]));
     refused(vec![relu("x", "y")], vec![bad.clone()], "holds 13 bytes");
     bad.data_type = 99;
@@ -350,13 +276,7 @@ fn typed_fields_hold_every_element_type() {
         int32_data: items.to_vec(),
         ..TensorProto::default()
     };
-    let bytes = |t: TensorProto| {
-        super::tensor::attribute(&t, String::new())
-            .unwrap()
-            .unwrap()
-            .bytes()
-            .to_vec()
-    };
+    let bytes = |t: TensorProto| super::tensor::attribute(&t, String::new()).unwrap().unwrap().bytes().to_vec();
     assert_eq!(bytes(tensor(3, &[2], &[-1, 2])), [255, 2]);
     assert_eq!(bytes(tensor(10, &[1], &[0x3c00])), [0, 0x3c]);
     assert_eq!(bytes(tensor(21, &[3], &[0x21, 0x3])), [0x21, 0x3]);
@@ -390,15 +310,7 @@ fn external_data_stays_in_the_models_folder() {
     let data = &weight.initializer.as_ref().unwrap().data;
     assert!(matches!(data, InitializerData::External { path, offset: 8, len: 4194304 }
         if *path == folder.join("missing")));
-    for outside in [
-        "../data",
-        "sub/../../data",
-        "/etc/passwd",
-        "",
-        ".",
-        "sub/..",
-        "a\0b",
-    ] {
+    for outside in ["../data", "sub/../../data", "/etc/passwd", "", ".", "sub/..", "a\0b"] {
         assert_problem(open(external(outside, 4)), "not inside the model's folder");
     }
     let mut overflow = external("sub/data", 4);
@@ -413,10 +325,7 @@ fn external_data_stays_in_the_models_folder() {
 #[test]
 fn missing_and_empty_files_are_named() {
     let nowhere = std::path::Path::new("/no/such/model.onnx");
-    assert_problem(
-        Model::open(nowhere).map(|_| ()),
-        "'/no/such/model.onnx': cannot be read",
-    );
+    assert_problem(Model::open(nowhere).map(|_| ()), "'/no/such/model.onnx': cannot be read");
     assert_problem(Model::open(std::path::Path::new("/")).map(|_| ()), "not a file");
     assert_problem(Model::from_bytes(&[]).map(|_| ()), "holds no graph");
 }

@@ -13,11 +13,7 @@ static VERSIONS: LazyLock<HashMap<&str, Vec<u32>>> = LazyLock::new(|| {
         let versions = words.map(|w| w.parse().expect("the table holds numbers"));
         Some((name, versions.collect()))
     };
-    TABLE
-        .lines()
-        .filter(|l| !l.starts_with('#'))
-        .filter_map(parse)
-        .collect()
+    TABLE.lines().filter(|l| !l.starts_with('#')).filter_map(parse).collect()
 });
 
 /// The since-version of `domain::op_type` under version `opset` of its domain.
@@ -26,10 +22,9 @@ static VERSIONS: LazyLock<HashMap<&str, Vec<u32>>> = LazyLock::new(|| {
 /// definition will match it. Ops of com.microsoft have one version, 1.
 pub fn since_version(domain: &str, op_type: &str, opset: u32) -> u32 {
     match domain {
-        "" => VERSIONS
-            .get(op_type)
-            .and_then(|v| v.iter().rev().find(|&&since| since <= opset).copied())
-            .unwrap_or(opset),
+        "" => {
+            VERSIONS.get(op_type).and_then(|v| v.iter().rev().find(|&&since| since <= opset).copied()).unwrap_or(opset)
+        }
         "com.microsoft" => 1,
         _ => opset,
     }
