@@ -13,7 +13,6 @@ import pytest
 import harness
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-FIXTURES = ROOT / "tests" / "models" / "fixtures"
 TIERS = ("scalar", "avx2", "avx512vnni", "auto")
 # What Linux calls the features that a tier needs.
 TIER_FLAGS = {
@@ -37,9 +36,15 @@ def pytest_addoption(parser):
 
 def pytest_configure(config):
     harness.STATE.oracles_only = config.getoption("--oracles-only")
-    config.stash_seed = config.getoption("--seed")
+    # pytest-xdist's workers take the seed that the controller printed.
+    config.stash_seed = getattr(config, "workerinput", {}).get("nxrt_seed", config.getoption("--seed"))
     if config.stash_seed is None:
         config.stash_seed = secrets.randbits(31)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node):
+    node.workerinput["nxrt_seed"] = node.config.stash_seed
 
 
 def pytest_report_header(config):

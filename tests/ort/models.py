@@ -1,0 +1,173 @@
+"""The fixture models: unpacking, their recorded traces, and the state that a decoder carries from step to step."""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+import tarfile
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+
+import harness
+
+FIXTURES = pathlib.Path(__file__).resolve().parents[1] / "models" / "fixtures"
+NAMES = (
+    "llama-tiny-genai-int4-cpu",
+    "llama-tiny-genai-int4-cuda",
+    "qwen3-tiny-genai-int4-cpu",
+    "qwen35-tiny-genai-fp16-cuda",
+    "qwen35-tiny-genai-fp32-cpu",
+    "qwen35-tiny-genai-int4-cpu",
+    "qwen35-tiny-genai-int4-cuda",
+    "qwen35-tiny-genai-int4-cuda-blocksize128",
+    "qwen35-tiny-genai-int4-cuda-gdn",
+    "qwen35text-tiny-mobius-cuda-f16",
+)
+
+# Two exact implementations of an f32 graph each stay within 5e-6 of the maximum of the float32 original (measured for
+# ORT against transformers: 4.6e-6), so 1e-5 of each other. f16 graphs round between nodes: 1% of the maximum.
+F32_RELATIVE = 2e-5
+F16_RELATIVE = 1e-2
+# accuracy_level 4 quantises activations to int8: 1.5e-2 in relative L2 of a token's logits, so twice that between two
+# implementations that round differently.
+LEVEL_4_L2 = 1.5e-2
+
+
+def unpack(name: str, folder: pathlib.Path) -> pathlib.Path:
+    with tarfile.open(FIXTURES / f"{name}.tar.xz") as archive:
+        archive.extractall(folder, filter="data")
+    return folder / name
+
+
+@dataclasses.dataclass
+class Fixture:
+    """One unpacked model."""
+
+    name: str
+    folder: pathlib.Path
+
+    def __post_init__(self):
+        with np.load(self.folder / "trace.npz") as archive:
+            trace = {key: archive[key] for key in archive}
+        self.steps: list[tuple[dict, dict]] = []
+        while f"step{len(self.steps)}/out/logits" in trace:
+            head = f"step{len(self.steps)}/"
+            both = ({}, {})
+            for key, value in trace.items():
+                if key.startswith(head):
+                    side, tensor = key[len(head) :].split("/", 1)
+                    both[side == "out"][tensor] = value
+            self.steps.append(both)
+
+    @property
+    def path(self) -> str:
+        return str(self.folder / "model.onnx")
+
+    @property
+    def level_4(self) -> bool:
+        """Whether the graph asks for int8 activations."""
+        return "int4-cpu" in self.name
+
+    def relative(self, dtype) -> float:
+        return F16_RELATIVE if "cuda" in self.name or np.dtype(dtype) == harness.F16 else F32_RELATIVE
+
+    def exact_twin(self) -> bytes:
+        """The model with every accuracy_level removed, as bytes that hold the weights."""
+        model = onnx.load(self.path)
+        for node in model.graph.node:
+            kept = [a for a in node.attribute if a.name != "accuracy_level"]
+            del node.attribute[:]
+            node.attribute.extend(kept)
+        return model.SerializeToString()
+
+
+def state_pairs(session: ort.InferenceSession) -> dict[str, str]:
+    """past input -> present output."""
+    outputs = {o.name for o in session.get_outputs()}
+    pairs = {}
+    for given in session.get_inputs():
+        for old in ("past_key_values.", "past."):
+            present = given.name.replace(old, "present.", 1)
+            if given.name.startswith(old) and present in outputs:
+                pairs[given.name] = present
+    assert pairs, "no states found"
+    return pairs
+
+
+def numpy_type(kind: str) -> np.dtype:
+    return np.dtype({"tensor(float)": "f4", "tensor(float16)": "f2", "tensor(int64)": "i8"}[kind])
+
+
+class Decoder:
+    """Feeds a session step by step. capacity = one shared past/present KV buffer of that many rows, None = growing."""
+
+    def __init__(self, session: ort.InferenceSession, steps, batch: int = 1, capacity: int | None = None):
+        self.session, self.batch, self.capacity, self.total = session, batch, capacity, 0
+        self.pairs = state_pairs(session)
+        self.inputs = {i.name: i for i in session.get_inputs()}
+        self.outputs = {o.name: numpy_type(o.type) for o in session.get_outputs()}
+        first = steps[0][0]
+        self.state = {}
+        for past in self.pairs:
+            shape = [batch, *first[past].shape[1:]]
+            if self.is_kv(past):
+                shape[2] = capacity or 0
+            self.state[past] = np.zeros(shape, first[past].dtype)
+
+    @staticmethod
+    def is_kv(name: str) -> bool:
+        return name.endswith((".key", ".value"))
+
+    def feeds(self, ids: np.ndarray) -> dict[str, np.ndarray]:
+        new = ids.shape[1]
+        made = {"input_ids": ids, "attention_mask": np.ones((self.batch, self.total + new), np.int64)}
+        if "position_ids" in self.inputs:
+            positions = np.broadcast_to(np.arange(self.total, self.total + new), (self.batch, new))
+            if len(self.inputs["position_ids"].shape) == 3:
+                positions = np.broadcast_to(positions, (3, self.batch, new))
+            made["position_ids"] = np.ascontiguousarray(positions)
+        return made | self.state
+
+    def step(self, ids: np.ndarray, shared: bool = False) -> dict[str, np.ndarray]:
+        """One Run. shared: every state's past and present are one buffer (needs a capacity)."""
+        feeds = self.feeds(np.ascontiguousarray(ids, np.int64))
+        new = ids.shape[1]
+        known, alias = {}, {}
+        for past, present in self.pairs.items():
+            shape = list(self.state[past].shape)
+            if self.is_kv(past) and self.capacity is None:
+                shape[2] += new
+            known[present] = (tuple(shape), self.state[past].dtype)
+            if shared:
+                alias[present] = past
+        for name, dtype in self.outputs.items():
+            if name not in known:
+                known[name] = None
+        results = harness.run_bound(self.session, feeds, known, alias)
+        for past, present in self.pairs.items():
+            self.state[past] = results[present]
+        self.total += new
+        return results
+
+    def trimmed(self, results: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Results with the unused rows of shared KV buffers cut off."""
+        kv = {p for past, p in self.pairs.items() if self.is_kv(past)}
+        return {n: v[:, :, : self.total] if n in kv else v for n, v in results.items()}
+
+
+def assert_step(fixture: Fixture, got: dict, expected: dict, what: str, l2: float | None = None) -> None:
+    """Compares one step's outputs; l2 = allowed relative L2 of the median token where activations are int8."""
+    assert set(got) == set(expected)
+    for name, reference in expected.items():
+        value, where = got[name], f"{fixture.name}, {what}, {name}"
+        assert value.shape == reference.shape, f"{where}: shape {value.shape}, expected {reference.shape}"
+        if fixture.level_4:
+            bound = l2 or 2 * LEVEL_4_L2
+            a, b = harness.as_float64(value), harness.as_float64(reference)
+            error = np.linalg.norm(a - b, axis=-1) / np.maximum(np.linalg.norm(b, axis=-1), 1e-12)
+            assert np.median(error) <= bound, f"{where}: median relative L2 {np.median(error):.2e}, allowed {bound:.2e}"
+            assert np.isfinite(a).all(), f"{where}: not finite"
+        else:
+            harness.assert_close(value, reference, harness.Tolerance(fixture.relative(value.dtype)), where)
