@@ -5,6 +5,7 @@ pub mod build;
 pub mod claim;
 pub mod cpu;
 pub mod eval;
+pub mod explain;
 pub mod fact;
 pub mod fuse;
 pub mod instance;
