@@ -76,5 +76,9 @@ def main(native: NativeExplain, module: str, ep_name: str, arguments: Sequence[s
     except (OSError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
-    print(json.dumps(explained, indent=1) if given.json else as_text(explained))
+    try:
+        print(json.dumps(explained, indent=1) if given.json else as_text(explained), flush=True)
+    except BrokenPipeError:
+        # The reader, `head` say, has seen enough; what is still buffered must not be flushed at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0
