@@ -49,6 +49,11 @@ pub struct Tensor<'a> {
     lives: PhantomData<&'a [u8]>,
 }
 
+// SAFETY: a shared borrow of a byte range, as `&[u8]` is.
+unsafe impl Send for Tensor<'_> {}
+// SAFETY: as above.
+unsafe impl Sync for Tensor<'_> {}
+
 impl<'a> Tensor<'a> {
     /// # Safety
     /// `ptr` must be valid for reads of the bytes that `shape` of `dtype` takes for `'a`, aligned for the type (and not
@@ -238,6 +243,11 @@ impl<'a> Carver<'a> {
     /// Starts with the whole buffer.
     pub fn new(scratch: &'a mut [u8]) -> Self {
         Self(scratch)
+    }
+
+    /// What is left.
+    pub fn rest(self) -> &'a mut [u8] {
+        self.0
     }
 
     /// Bytes that a piece of `n` elements of `T` takes in the buffer.

@@ -2,9 +2,10 @@
 
 use crate::op::OpDef;
 
+mod group_query_attention;
 mod identity;
 
 /// Every definition.
 pub fn all() -> impl Iterator<Item = &'static OpDef> {
-    [identity::OPS].into_iter().flatten()
+    [group_query_attention::OPS, identity::OPS].into_iter().flatten()
 }
