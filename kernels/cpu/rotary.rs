@@ -15,11 +15,7 @@ pub enum Pairs {
 impl Pairs {
     /// From the attribute `interleaved`.
     pub fn from_attribute(interleaved: i64) -> Self {
-        if interleaved == 0 {
-            Self::Halves
-        } else {
-            Self::Interleaved
-        }
+        if interleaved == 0 { Self::Halves } else { Self::Interleaved }
     }
 }
 

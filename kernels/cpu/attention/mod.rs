@@ -70,6 +70,8 @@ pub struct Output<'a, T> {
     pub row: usize,
 }
 
+/// Writes query row `(batch, head, row)`, H elements.
+pub type LoadQuery<'a> = &'a (dyn Fn(usize, usize, usize, &mut [f32]) + Sync);
 /// Adds to the scores of `(batch, head, row)` over a range of keys; -inf hides a key.
 pub type AddBias<'a> = &'a (dyn Fn(usize, usize, usize, Range<usize>, &mut [f32]) + Sync);
 
@@ -87,8 +89,8 @@ pub struct Attention<'a, T> {
     pub scale: f32,
     /// `cap * tanh(score / cap)` when positive.
     pub softcap: f32,
-    /// Writes query row `(batch, head, row)`, H elements.
-    pub load_query: &'a (dyn Fn(usize, usize, usize, &mut [f32]) + Sync),
+    /// Gives the queries.
+    pub load_query: LoadQuery<'a>,
     /// The keys that row `(batch, row)` sees; every one is within `keys` and `values`. An empty range gives a zero row.
     pub visible: &'a (dyn Fn(usize, usize) -> Range<usize> + Sync),
     /// Added after the soft cap.
@@ -114,16 +116,12 @@ impl Sizes {
         let row_tiles = self.group_rows().div_ceil(ROWS);
         let tasks = self.batch * self.kv_heads * row_tiles;
         // Cutting keys costs a merge: only where rows alone cannot keep the lanes busy.
-        let splits = if row_tiles != 1 || tasks % lanes == 0 || tasks >= 4 * lanes {
+        let splits = if row_tiles != 1 || tasks.is_multiple_of(lanes) || tasks >= 4 * lanes {
             1
         } else {
             (4 * lanes).div_ceil(tasks).min(self.keys / SPLIT_KEYS).max(1)
         };
-        Cut {
-            lanes,
-            row_tiles,
-            splits,
-        }
+        Cut { lanes, row_tiles, splits }
     }
 
     fn padded(&self) -> (usize, usize) {
@@ -214,12 +212,7 @@ impl<T: Float> Attention<'_, T> {
         let lane_bytes = sizes.lane_bytes();
         let (lane_scratch, rest) = scratch.split_at_mut(cut.lanes * lane_bytes);
         let partials = Carver::new(rest).take::<f32>(sizes.partials(cut));
-        let out = Shared {
-            data: SharedMut::new(out.data),
-            batch: out.batch,
-            head: out.head,
-            row: out.row,
-        };
+        let out = Shared { data: SharedMut::new(out.data), batch: out.batch, head: out.head, row: out.row };
         let lane_scratch = SharedMut::new(lane_scratch);
         let shared_partials = SharedMut::new(partials);
         let next = AtomicUsize::new(0);
@@ -263,7 +256,7 @@ impl<T: Float> Attention<'_, T> {
         let s = &self.sizes;
         let (dim, v_dim) = s.padded();
         let mut visible: [Range<usize>; ROWS] = std::array::from_fn(|_| 0..0);
-        let mut all = usize::MAX..0;
+        let (mut start, mut end) = (usize::MAX, 0);
         for (r, seen) in visible.iter_mut().enumerate().take(task.rows) {
             let (head, row) = self.head_row(task, r);
             let query = &mut lane.q[r * dim..r * dim + s.dim];
@@ -271,14 +264,14 @@ impl<T: Float> Attention<'_, T> {
             query.iter_mut().for_each(|v| *v *= self.scale);
             *seen = (self.visible)(task.b, row);
             if seen.start < seen.end {
-                all = all.start.min(seen.start)..all.end.max(seen.end);
+                (start, end) = (start.min(seen.start), end.max(seen.end));
             }
         }
         lane.acc[..task.rows * v_dim].fill(0.0);
         lane.top[..task.rows].fill(f32::NEG_INFINITY);
         lane.sum[..task.rows].fill(0.0);
-        if !all.is_empty() {
-            let all = split(all, task.split, cut.splits);
+        if start < end {
+            let all = split(start..end, task.split, cut.splits);
             for start in all.clone().step_by(KEYS) {
                 let keys = start..(start + KEYS).min(all.end);
                 self.tile(task, tier, lane, &visible, keys);
@@ -310,14 +303,7 @@ impl<T: Float> Attention<'_, T> {
         (task.kv_head * (s.heads / s.kv_heads) + g, row)
     }
 
-    fn tile(
-        &self,
-        task: &Task,
-        tier: Tier,
-        lane: &mut Lane<'_>,
-        visible: &[Range<usize>; ROWS],
-        keys: Range<usize>,
-    ) {
+    fn tile(&self, task: &Task, tier: Tier, lane: &mut Lane<'_>, visible: &[Range<usize>; ROWS], keys: Range<usize>) {
         let s = &self.sizes;
         let (dim, v_dim) = s.padded();
         let n = keys.len();
@@ -386,16 +372,10 @@ impl<T: Float> Attention<'_, T> {
         let width = s.v_dim + 2;
         for (i, pieces) in partials.chunks_exact_mut(width * cut.splits).enumerate() {
             let (b, head, row) = (i / s.rows / s.heads, i / s.rows % s.heads, i % s.rows);
-            let top = pieces
-                .chunks_exact(width)
-                .fold(f32::NEG_INFINITY, |m, p| m.max(p[s.v_dim]));
+            let top = pieces.chunks_exact(width).fold(f32::NEG_INFINITY, |m, p| m.max(p[s.v_dim]));
             let (first, rest) = pieces.split_at_mut(width);
             let weight = |p: &[f32]| {
-                if p[s.v_dim] == f32::NEG_INFINITY {
-                    0.0
-                } else {
-                    (p[s.v_dim] - top).exp()
-                }
+                if p[s.v_dim] == f32::NEG_INFINITY { 0.0 } else { (p[s.v_dim] - top).exp() }
             };
             let w = weight(first);
             let mut sum = first[s.v_dim + 1] * w;
@@ -467,10 +447,7 @@ fn stage<T: Float>(
         // The last row's bounds check covers the others: rows ascend.
         let whole = &rows.data[..b * rows.batch + head * rows.head + last * rows.row + dim];
         if let Some(data) = T::as_f32s(whole) {
-            return (
-                data[b * rows.batch + head * rows.head + keys.start * rows.row..].as_ptr(),
-                rows.row,
-            );
+            return (data[b * rows.batch + head * rows.head + keys.start * rows.row..].as_ptr(), rows.row);
         }
     }
     for (to, t) in to.chunks_exact_mut(padded).zip(keys) {

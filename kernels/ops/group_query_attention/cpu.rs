@@ -69,9 +69,7 @@ impl Dims {
 
 impl Kernel for Gqa {
     fn scratch_bytes(&self, shapes: &Shapes<'_>) -> usize {
-        let dims = Dims::new(&self.attrs, |s| {
-            shapes.inputs.get(s).copied().flatten().map(|(_, s)| s)
-        });
+        let dims = Dims::new(&self.attrs, |s| shapes.inputs.get(s).copied().flatten().map(|(_, s)| s));
         let staged = [slot::PRESENT_KEY, slot::PRESENT_VALUE]
             .into_iter()
             .filter(|&s| self.attrs.window_cache || shapes.outputs.get(s).copied().flatten().is_none());
@@ -116,10 +114,7 @@ impl<'a, T: Float> Step<'a, T> {
             dims,
             first: usize::try_from(total) == Ok(dims.rows),
             lengths: cx.required(slot::SEQLENS).slice::<i32>(),
-            window: attrs.window_cache.then_some(Window {
-                capacity: dims.past,
-                window: attrs.window,
-            }),
+            window: attrs.window_cache.then_some(Window { capacity: dims.past, window: attrs.window }),
             query: cx.required(slot::QUERY).slice::<T>(),
             cos: rotary(slot::COS),
             sin: rotary(slot::SIN),
@@ -135,11 +130,7 @@ impl<'a, T: Float> Step<'a, T> {
     fn check_lengths(&self, cx: &RunCx<'_>, total: usize) -> Result<()> {
         let d = &self.dims;
         // A windowed cache forgets, so only the caller's total bounds what was ever in it.
-        let mut most = if self.window.is_some() {
-            total
-        } else {
-            d.past.max(total)
-        };
+        let mut most = if self.window.is_some() { total } else { d.past.max(total) };
         if cx.input(slot::BIAS).is_some() {
             most = most.min(total);
         }
@@ -189,30 +180,18 @@ impl<'a, T: Float> Step<'a, T> {
 
     /// Position of the first query row.
     fn before(&self, b: usize) -> usize {
-        if self.first {
-            0
-        } else {
-            self.tokens(b) - self.dims.rows
-        }
+        if self.first { 0 } else { self.tokens(b) - self.dims.rows }
     }
 
     /// Past rows that stay, at the front of the cache.
     fn kept(&self, b: usize) -> usize {
-        let before = if self.dims.new_rows == 0 {
-            self.tokens(b)
-        } else {
-            self.before(b)
-        };
+        let before = if self.dims.new_rows == 0 { self.tokens(b) } else { self.before(b) };
         self.window.map_or(before, |w| w.resident(before))
     }
 
     /// Position of the cache's first row.
     fn base(&self, b: usize) -> usize {
-        let before = if self.dims.new_rows == 0 {
-            self.tokens(b)
-        } else {
-            self.before(b)
-        };
+        let before = if self.dims.new_rows == 0 { self.tokens(b) } else { self.before(b) };
         before - self.kept(b)
     }
 
@@ -230,11 +209,7 @@ impl<'a, T: Float> Step<'a, T> {
     fn visible(&self, b: usize, s: usize) -> Range<usize> {
         let (tokens, base) = (self.tokens(b), self.base(b));
         let here = self.before(b) + s + 1;
-        let end = if self.attrs.causal {
-            here.min(tokens)
-        } else {
-            tokens
-        };
+        let end = if self.attrs.causal { here.min(tokens) } else { tokens };
         let start = match self.attrs.window {
             0 => 0,
             w => here.saturating_sub(w),
@@ -247,9 +222,7 @@ impl<'a, T: Float> Step<'a, T> {
         if let Some(weight) = weight {
             let square = row.iter().map(|v| v * v).sum::<f32>() / row.len() as f32;
             let by = 1.0 / (square + epsilon).sqrt();
-            row.iter_mut()
-                .zip(weight)
-                .for_each(|(v, w)| *v = *v * by * w.to_f32());
+            row.iter_mut().zip(weight).for_each(|(v, w)| *v = *v * by * w.to_f32());
         }
         if let (Some(cos), Some(sin)) = (self.cos, self.sin) {
             let half = cos.shape()[1];
@@ -280,24 +253,13 @@ impl<'a, T: Float> Cache<'a, T> {
     fn output(out: TensorMut<'a>, past: Option<Tensor<'a>>) -> Self {
         let rows = out.shape()[2];
         let aliased = past.is_some_and(|p| p.ptr() == out.ptr() && !p.is_empty());
-        Self {
-            data: out.into_slice(),
-            rows,
-            aliased,
-        }
+        Self { data: out.into_slice(), rows, aliased }
     }
 }
 
 impl<T: Float> Step<'_, T> {
     /// Fills one cache: what stays of the past, the new rows, zeros behind.
-    fn append(
-        &self,
-        cx: &RunCx<'_>,
-        key: bool,
-        past: Option<Tensor<'_>>,
-        cache: &mut Cache<'_, T>,
-        rows: &mut [f32],
-    ) {
+    fn append(&self, cx: &RunCx<'_>, key: bool, past: Option<Tensor<'_>>, cache: &mut Cache<'_, T>, rows: &mut [f32]) {
         let (d, a) = (&self.dims, self.attrs);
         let chunk = cache.rows * d.head;
         if chunk == 0 {
@@ -314,15 +276,9 @@ impl<T: Float> Step<'_, T> {
             (true, false) => (a.heads + 2 * a.kv_heads, a.heads + a.kv_heads),
         };
         // Not read where it is the buffer being written.
-        let past = past
-            .filter(|p| !cache.aliased && !p.is_empty())
-            .map(|p| p.slice::<T>());
+        let past = past.filter(|p| !cache.aliased && !p.is_empty()).map(|p| p.slice::<T>());
         let moved = if cache.aliased { d.new_rows * d.head } else { chunk };
-        let par = if d.batch * a.kv_heads * moved * size_of::<T>() < 1 << 17 {
-            Par::serial()
-        } else {
-            cx.par
-        };
+        let par = if d.batch * a.kv_heads * moved * size_of::<T>() < 1 << 17 { Par::serial() } else { cx.par };
         let rows = SharedMut::new(rows);
         let plain = !key || (self.k_norm.is_none() && self.cos.is_none());
         let aliased = cache.aliased;
@@ -360,24 +316,17 @@ impl Gqa {
         let (d, a) = (step.dims, &self.attrs);
         let mut carver = Carver::new(cx.take_scratch());
         let rows = carver.take::<f32>(d.batch * a.kv_heads * d.head);
-        let mut caches = [
-            (slot::PRESENT_KEY, slot::PAST_KEY),
-            (slot::PRESENT_VALUE, slot::PAST_VALUE),
-        ]
-        .map(|(present, past)| {
-            let past = cx.input(past);
-            let out = cx.output(present);
-            let (out, kept) = if a.window_cache { (None, out) } else { (out, None) };
-            let cache = match out {
-                Some(out) => Cache::<T>::output(out, past),
-                None => Cache {
-                    data: carver.take::<T>(d.staged(a)),
-                    rows: d.past + d.new_rows,
-                    aliased: false,
-                },
-            };
-            (cache, past, kept)
-        });
+        let mut caches =
+            [(slot::PRESENT_KEY, slot::PAST_KEY), (slot::PRESENT_VALUE, slot::PAST_VALUE)].map(|(present, past)| {
+                let past = cx.input(past);
+                let out = cx.output(present);
+                let (out, kept) = if a.window_cache { (None, out) } else { (out, None) };
+                let cache = match out {
+                    Some(out) => Cache::<T>::output(out, past),
+                    None => Cache { data: carver.take::<T>(d.staged(a)), rows: d.past + d.new_rows, aliased: false },
+                };
+                (cache, past, kept)
+            });
         for (i, (cache, past, _)) in caches.iter_mut().enumerate() {
             step.append(cx, i == 0, *past, cache, rows);
         }
@@ -406,12 +355,7 @@ impl Gqa {
     ) {
         let (d, a) = (step.dims, &self.attrs);
         fn rows<'c, T>(cache: &'c Cache<'_, T>, heads: usize, head: usize) -> Rows<'c, T> {
-            Rows {
-                data: cache.data,
-                batch: heads * cache.rows * head,
-                head: cache.rows * head,
-                row: head,
-            }
+            Rows { data: cache.data, batch: heads * cache.rows * head, head: cache.rows * head, row: head }
         }
         let sink_input = cx.input(slot::SINK).map(|t| t.slice::<T>());
         let sink = |head: usize| sink_input.map_or(0.0, |s| s[head].to_f32());
@@ -432,23 +376,15 @@ impl Gqa {
             longest: (0..d.batch).map(|b| step.tokens(b)).max().unwrap_or(0),
             keys: rows(key, a.kv_heads, d.head),
             values: rows(value, a.kv_heads, d.head),
-            scale: if a.scale == 0.0 {
-                1.0 / (d.head as f32).sqrt()
-            } else {
-                a.scale
-            },
+            scale: if a.scale == 0.0 { 1.0 / (d.head as f32).sqrt() } else { a.scale },
             softcap: a.softcap,
             load_query: &|b, head, s, row| step.load_query(b, head, s, row),
             visible: &|b, s| step.visible(b, s),
             bias: bias_input.is_some().then_some(&add_bias),
             sink: (a.smooth || sink_input.is_some()).then_some(&sink),
         };
-        let out = Output {
-            data: out.into_slice(),
-            batch: d.rows * a.heads * d.head,
-            head: d.head,
-            row: a.heads * d.head,
-        };
+        let out =
+            Output { data: out.into_slice(), batch: d.rows * a.heads * d.head, head: d.head, row: a.heads * d.head };
         attention.run(out, self.tier, self.lanes, cx.par, scratch);
     }
 }

@@ -18,19 +18,9 @@ use crate::op::{Decline, NodeCx, OpDef};
 use abi::{DType, Result};
 
 /// The definitions.
-pub const OPS: &[OpDef] = &[OpDef::new(
-    "com.microsoft",
-    "GroupQueryAttention",
-    (1, 1),
-    claim,
-    shape::infer,
-    build,
-)
-.with_host_inputs(&[slot::TOTAL])
-.with_in_place(&[
-    (slot::PAST_KEY, slot::PRESENT_KEY),
-    (slot::PAST_VALUE, slot::PRESENT_VALUE),
-])];
+pub const OPS: &[OpDef] = &[OpDef::new("com.microsoft", "GroupQueryAttention", (1, 1), claim, shape::infer, build)
+    .with_host_inputs(&[slot::TOTAL])
+    .with_in_place(&[(slot::PAST_KEY, slot::PRESENT_KEY), (slot::PAST_VALUE, slot::PRESENT_VALUE)])];
 
 /// Input and output slots.
 mod slot {
@@ -82,11 +72,7 @@ impl Attrs {
     fn parse(cx: &NodeCx) -> Result<Self, Decline> {
         let count = |name: &str| match usize::try_from(cx.int(name, 0)) {
             Ok(n) if (1..=1 << 20).contains(&n) => Ok(n),
-            _ => Err(cx.decline(
-                format_args!("attribute '{name}'"),
-                cx.int(name, 0),
-                "a number of heads",
-            )),
+            _ => Err(cx.decline(format_args!("attribute '{name}'"), cx.int(name, 0), "a number of heads")),
         };
         let (heads, kv_heads) = (count("num_heads")?, count("kv_num_heads")?);
         if heads % kv_heads != 0 {
@@ -163,17 +149,9 @@ fn claim(cx: &NodeCx) -> Result<(), Decline> {
     cx.check_int("qk_output", 0, &[0])?;
     cx.check_absent(slot::K_SCALE, "k_scale", "a quantised cache is not supported")?;
     cx.check_absent(slot::V_SCALE, "v_scale", "a quantised cache is not supported")?;
-    cx.check_absent(
-        slot::QUERY_SEQLENS,
-        "query_seqlens",
-        "right-padded chunks are not supported",
-    )?;
+    cx.check_absent(slot::QUERY_SEQLENS, "query_seqlens", "right-padded chunks are not supported")?;
     if cx.has_output(slot::QK) {
-        return Err(cx.decline(
-            "output 3 (output_qk)",
-            "a reader",
-            "none: qk_output is not supported",
-        ));
+        return Err(cx.decline("output 3 (output_qk)", "a reader", "none: qk_output is not supported"));
     }
     check_pairs(cx, &attrs)
 }
@@ -187,11 +165,7 @@ fn check_pairs(cx: &NodeCx, attrs: &Attrs) -> Result<(), Decline> {
         (slot::Q_NORM, slot::K_NORM, "q_norm_weight and k_norm_weight"),
     ] {
         if cx.has_input(a) != cx.has_input(b) {
-            return Err(cx.decline(
-                format_args!("inputs {a} and {b} ({names})"),
-                "one of the two",
-                "both or neither",
-            ));
+            return Err(cx.decline(format_args!("inputs {a} and {b} ({names})"), "one of the two", "both or neither"));
         }
     }
     if attrs.rotary && !cx.has_input(slot::COS) {
@@ -209,9 +183,5 @@ fn check_pairs(cx: &NodeCx, attrs: &Attrs) -> Result<(), Decline> {
 
 fn build(cx: &mut BuildCx) -> Result<Box<dyn Kernel>> {
     let attrs = Attrs::parse(cx).map_err(|d| abi::Error::Internal(d.0))?;
-    Ok(Box::new(cpu::Gqa {
-        attrs,
-        tier: cx.settings().tier,
-        lanes: cx.settings().chunks,
-    }))
+    Ok(Box::new(cpu::Gqa { attrs, tier: cx.settings().tier, lanes: cx.settings().chunks }))
 }

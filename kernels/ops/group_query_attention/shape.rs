@@ -26,11 +26,7 @@ pub(super) fn infer(cx: &NodeCx) -> Result<Vec<Fact>> {
     check_rest(cx, &attrs, &batch, &rows, &head)?;
     let hidden = mul(&Dim::Known(attrs.heads), &head);
     let cache = vec![batch.clone(), Dim::Known(attrs.kv_heads), capacity, head];
-    Ok(vec![
-        Fact::new(dtype, vec![batch, rows, hidden]),
-        Fact::new(dtype, cache.clone()),
-        Fact::new(dtype, cache),
-    ])
+    Ok(vec![Fact::new(dtype, vec![batch, rows, hidden]), Fact::new(dtype, cache.clone()), Fact::new(dtype, cache)])
 }
 
 fn input(slot: usize, name: &str) -> String {
@@ -42,11 +38,7 @@ fn rank(cx: &NodeCx, slot: usize, name: &str, n: usize) -> Result<bool> {
     match cx.input(slot).and_then(Fact::rank) {
         None => Ok(false),
         Some(got) if got == n => Ok(true),
-        Some(got) => Err(cx.error(
-            input(slot, name),
-            format_args!("{got} dimensions"),
-            format_args!("{n} dimensions"),
-        )),
+        Some(got) => Err(cx.error(input(slot, name), format_args!("{got} dimensions"), format_args!("{n} dimensions"))),
     }
 }
 
@@ -55,11 +47,9 @@ fn same(cx: &NodeCx, slot: usize, name: &str, axis: isize, expected: &Dim, what:
     let Some(fact) = cx.input(slot) else { return Ok(()) };
     let got = fact.dim(axis);
     match (&got, expected) {
-        (Dim::Known(a), Dim::Known(b)) if a != b => Err(cx.error(
-            input(slot, name),
-            format_args!("dimension {axis} of {a}"),
-            format_args!("{b}, the {what}"),
-        )),
+        (Dim::Known(a), Dim::Known(b)) if a != b => {
+            Err(cx.error(input(slot, name), format_args!("dimension {axis} of {a}"), format_args!("{b}, the {what}")))
+        }
         _ => Ok(()),
     }
 }
@@ -94,14 +84,7 @@ fn new_rows(cx: &NodeCx, attrs: &Attrs, batch: &Dim, rows: &Dim, head: &Dim) -> 
     for (s, name) in [(slot::KEY, "key"), (slot::VALUE, "value")] {
         rank(cx, s, name, 3)?;
         same(cx, s, name, 0, batch, "batch size")?;
-        same(
-            cx,
-            s,
-            name,
-            2,
-            &hidden,
-            "product of kv_num_heads and the query's head size",
-        )?;
+        same(cx, s, name, 2, &hidden, "product of kv_num_heads and the query's head size")?;
     }
     let new_rows = cx.required(slot::KEY)?.dim(1);
     same(cx, slot::VALUE, "value", 1, &new_rows, "key's sequence length")?;
@@ -127,43 +110,34 @@ fn check_past(cx: &NodeCx, attrs: &Attrs, batch: &Dim, head: &Dim) -> Result<()>
         same(cx, s, name, 3, head, "head size")?;
     }
     let capacity = cx.input(slot::PAST_KEY).map_or(Dim::Unknown, |f| f.dim(2));
-    same(
-        cx,
-        slot::PAST_VALUE,
-        "past_value",
-        2,
-        &capacity,
-        "capacity of past_key",
-    )?;
-    if let (true, Some(c)) = (attrs.window_cache, capacity.known()) {
-        if c < attrs.window {
-            return Err(cx.error(
-                input(slot::PAST_KEY, "past_key"),
-                format_args!("a capacity of {c}"),
-                format_args!("at least local_window_size, which is {}", attrs.window),
-            ));
-        }
+    same(cx, slot::PAST_VALUE, "past_value", 2, &capacity, "capacity of past_key")?;
+    if let (true, Some(c)) = (attrs.window_cache, capacity.known())
+        && c < attrs.window
+    {
+        return Err(cx.error(
+            input(slot::PAST_KEY, "past_key"),
+            format_args!("a capacity of {c}"),
+            format_args!("at least local_window_size, which is {}", attrs.window),
+        ));
     }
     Ok(())
 }
 
 fn check_lengths(cx: &NodeCx, batch: &Dim) -> Result<()> {
     let lengths = cx.required(slot::SEQLENS)?.elements();
-    if let (Some(got), Dim::Known(b)) = (lengths, batch) {
-        if got != *b {
-            return Err(cx.error(
-                input(slot::SEQLENS, "seqlens_k"),
-                format_args!("{got} elements"),
-                format_args!("{b}, one for each batch entry"),
-            ));
-        }
+    if let (Some(got), Dim::Known(b)) = (lengths, batch)
+        && got != *b
+    {
+        return Err(cx.error(
+            input(slot::SEQLENS, "seqlens_k"),
+            format_args!("{got} elements"),
+            format_args!("{b}, one for each batch entry"),
+        ));
     }
     match cx.required(slot::TOTAL)?.elements() {
-        Some(got) if got != 1 => Err(cx.error(
-            input(slot::TOTAL, "total_sequence_length"),
-            format_args!("{got} elements"),
-            "one element",
-        )),
+        Some(got) if got != 1 => {
+            Err(cx.error(input(slot::TOTAL, "total_sequence_length"), format_args!("{got} elements"), "one element"))
+        }
         _ => Ok(()),
     }
 }
@@ -182,19 +156,14 @@ fn present(cx: &NodeCx, attrs: &Attrs, rows: &Dim, new_rows: &Dim) -> Result<Dim
         _ => return Ok(Dim::Unknown),
     };
     let error = |expected: String| cx.error(input(slot::TOTAL, "total_sequence_length"), total, expected);
-    let total = usize::try_from(total)
-        .ok()
-        .filter(|&t| t > 0)
-        .ok_or_else(|| error("more than 0".into()))?;
+    let total = usize::try_from(total).ok().filter(|&t| t > 0).ok_or_else(|| error("more than 0".into()))?;
     if attrs.window_cache {
         return Ok(past);
     }
-    if let Dim::Known(s) = rows {
-        if total < *s {
-            return Err(error(format!(
-                "at least the query's sequence length, which is {s}"
-            )));
-        }
+    if let Dim::Known(s) = rows
+        && total < *s
+    {
+        return Err(error(format!("at least the query's sequence length, which is {s}")));
     }
     match (past, new_rows) {
         (Dim::Known(p), _) if total <= p => Ok(Dim::Known(p)),
@@ -210,35 +179,19 @@ fn present(cx: &NodeCx, attrs: &Attrs, rows: &Dim, new_rows: &Dim) -> Result<Dim
 fn check_rotary(cx: &NodeCx, attrs: &Attrs, batch: &Dim, rows: &Dim, head: &Dim) -> Result<()> {
     for (s, name) in [(slot::COS, "cos_cache"), (slot::SIN, "sin_cache")] {
         rank(cx, s, name, 2)?;
-        if let (true, Some(Dim::Known(half)), Dim::Known(h)) =
-            (attrs.rotary, cx.input(s).map(|f| f.dim(1)), head)
+        if let (true, Some(Dim::Known(half)), Dim::Known(h)) = (attrs.rotary, cx.input(s).map(|f| f.dim(1)), head)
+            && 2 * half > *h
         {
-            if 2 * half > *h {
-                return Err(cx.error(
-                    input(s, name),
-                    format_args!("dimension 1 of {half}"),
-                    format_args!("at most half of the head size, which is {h}"),
-                ));
-            }
+            return Err(cx.error(
+                input(s, name),
+                format_args!("dimension 1 of {half}"),
+                format_args!("at most half of the head size, which is {h}"),
+            ));
         }
     }
     if let Some(cos) = cx.input(slot::COS) {
-        same(
-            cx,
-            slot::SIN,
-            "sin_cache",
-            0,
-            &cos.dim(0),
-            "dimension of cos_cache",
-        )?;
-        same(
-            cx,
-            slot::SIN,
-            "sin_cache",
-            1,
-            &cos.dim(1),
-            "dimension of cos_cache",
-        )?;
+        same(cx, slot::SIN, "sin_cache", 0, &cos.dim(0), "dimension of cos_cache")?;
+        same(cx, slot::SIN, "sin_cache", 1, &cos.dim(1), "dimension of cos_cache")?;
     }
     rank(cx, slot::POSITIONS, "position_ids", 2)?;
     same(cx, slot::POSITIONS, "position_ids", 0, batch, "batch size")?;
@@ -270,24 +223,10 @@ fn check_rest(cx: &NodeCx, attrs: &Attrs, batch: &Dim, rows: &Dim, head: &Dim) -
     };
     broadcast(0, batch, "batch size (or 1)")?;
     broadcast(1, &heads, "number of heads (or 1)")?;
-    same(
-        cx,
-        slot::BIAS,
-        "attention_bias",
-        2,
-        rows,
-        "query's sequence length",
-    )?;
+    same(cx, slot::BIAS, "attention_bias", 2, rows, "query's sequence length")?;
     let total = match cx.required(slot::TOTAL)?.ints().as_deref() {
         Some(&[t]) => usize::try_from(t).map_or(Dim::Unknown, Dim::Known),
         _ => Dim::Unknown,
     };
-    same(
-        cx,
-        slot::BIAS,
-        "attention_bias",
-        3,
-        &total,
-        "total_sequence_length",
-    )
+    same(cx, slot::BIAS, "attention_bias", 3, &total, "total_sequence_length")
 }

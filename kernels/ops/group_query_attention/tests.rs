@@ -110,11 +110,7 @@ impl Case {
     }
 
     fn before(&self, b: usize) -> usize {
-        if self.first() {
-            0
-        } else {
-            self.tokens[b] - self.rows
-        }
+        if self.first() { 0 } else { self.tokens[b] - self.rows }
     }
 
     fn new_rows(&self) -> usize {
@@ -133,11 +129,7 @@ impl Case {
 
     fn capacity(&self) -> usize {
         let past = self.past.unwrap_or(0);
-        if self.window_cache {
-            past
-        } else {
-            past.max(self.total())
-        }
+        if self.window_cache { past } else { past.max(self.total()) }
     }
 
     fn data<T: Float>(&self) -> Data<T> {
@@ -172,10 +164,7 @@ impl Case {
             .attr("do_rotary", Attr::Int(i64::from(self.half.is_some())))
             .attr("rotary_interleaved", Attr::Int(i64::from(self.interleaved)))
             .attr("sliding_window_cache", Attr::Int(i64::from(self.window_cache)))
-            .attr(
-                "local_window_size",
-                Attr::Int(self.window.map_or(-1, |w| w as i64)),
-            );
+            .attr("local_window_size", Attr::Int(self.window.map_or(-1, |w| w as i64)));
         let t = |shape: &[usize], data: &[T]| HostTensor::new(shape, data);
         if self.packed {
             let (qw, kw) = (self.heads * h, self.kv_heads * h);
@@ -188,10 +177,7 @@ impl Case {
             node = node.input(t(&[b, s, qw + 2 * kw], &all)).absent().absent();
         } else {
             let new = [b, self.new_rows(), self.kv_heads * h];
-            node = node
-                .input(t(&[b, s, self.heads * h], &data.q))
-                .input(t(&new, &data.k))
-                .input(t(&new, &data.v));
+            node = node.input(t(&[b, s, self.heads * h], &data.q)).input(t(&new, &data.k)).input(t(&new, &data.v));
         }
         let lengths: Vec<_> = self.tokens.iter().map(|&t| t as i32 - 1).collect();
         let some = |node: Single, yes: bool, tensor: HostTensor| {
@@ -201,21 +187,14 @@ impl Case {
             let shape = [b, self.kv_heads, self.past.unwrap_or(0), h];
             node = some(node, self.past.is_some(), t(&shape, past));
         }
-        node = node
-            .input(HostTensor::new(&[b], &lengths))
-            .input(HostTensor::new(&[], &[self.total() as i32]));
+        node = node.input(HostTensor::new(&[b], &lengths)).input(HostTensor::new(&[], &[self.total() as i32]));
         let half = self.half.unwrap_or(0);
         for angle in [&data.cos, &data.sin] {
             node = some(node, half > 0, t(&[POSITIONS, half], angle));
         }
         node = some(node, self.positions, HostTensor::new(&[b, s], &data.positions));
         let [bb, bh] = self.bias.unwrap_or_default();
-        let shape = [
-            if bb { b } else { 1 },
-            if bh { self.heads } else { 1 },
-            s,
-            self.total(),
-        ];
+        let shape = [if bb { b } else { 1 }, if bh { self.heads } else { 1 }, s, self.total()];
         node = some(node, self.bias.is_some(), t(&shape, &data.bias));
         node = some(node, self.sink, t(&[self.heads], &data.sink));
         node = node.absent().absent();
@@ -230,9 +209,7 @@ impl Case {
         if self.norm {
             let square = row.iter().map(|v| v * v).sum::<f64>() / row.len() as f64;
             let by = 1.0 / (square + f64::from(1e-6f32)).sqrt();
-            row.iter_mut()
-                .zip(weight)
-                .for_each(|(v, w)| *v *= by * f64::from(w.to_f32()));
+            row.iter_mut().zip(weight).for_each(|(v, w)| *v *= by * f64::from(w.to_f32()));
         }
         let Some(half) = self.half else { return };
         let position = match (self.positions, self.first()) {
@@ -242,11 +219,7 @@ impl Case {
         };
         let old = row.to_vec();
         for i in 0..half {
-            let (x, y) = if self.interleaved {
-                (2 * i, 2 * i + 1)
-            } else {
-                (i, i + half)
-            };
+            let (x, y) = if self.interleaved { (2 * i, 2 * i + 1) } else { (i, i + half) };
             let cos = f64::from(data.cos[position * half + i].to_f32());
             let sin = f64::from(data.sin[position * half + i].to_f32());
             row[x] = old[x] * cos - old[y] * sin;
@@ -257,11 +230,7 @@ impl Case {
     /// Keys or values of a head by position, and the output caches.
     fn history<T: Float>(&self, data: &Data<T>, b: usize, kv: usize, key: bool) -> Vec<Vec<f64>> {
         let (h, past) = (self.head, self.past.unwrap_or(0));
-        let tokens = if self.own_keys {
-            self.before(b)
-        } else {
-            self.tokens[b]
-        };
+        let tokens = if self.own_keys { self.before(b) } else { self.tokens[b] };
         let held = self.resident(tokens);
         let cache = &data.past[usize::from(!key)];
         let mut rows = vec![vec![f64::NAN; h]; tokens - held];
@@ -293,11 +262,7 @@ impl Case {
                     let mut q: Vec<_> = data.q[at..at + h].iter().map(|v| f64::from(v.to_f32())).collect();
                     self.prepare(data, &mut q, &data.norm[0], b, s);
                     let here = self.before(b) + s + 1;
-                    let end = if self.causal {
-                        here.min(self.tokens[b])
-                    } else {
-                        self.tokens[b]
-                    };
+                    let end = if self.causal { here.min(self.tokens[b]) } else { self.tokens[b] };
                     let start = self.window.map_or(0, |w| here.saturating_sub(w)).min(end);
                     let mut logits: Vec<f64> = (start..end)
                         .map(|t| {
@@ -323,10 +288,11 @@ impl Case {
                     };
                     logits.iter_mut().for_each(|x| *x = x.exp());
                     let sum = logits.iter().sum::<f64>() + sink;
-                    for i in 0..h {
+                    let value = |i: usize| -> f64 {
                         let y: f64 = (start..end).zip(&logits).map(|(t, w)| w * values[t][i]).sum();
-                        out.push(if start == end { 0.0 } else { y / sum });
-                    }
+                        if start == end { 0.0 } else { y / sum }
+                    };
+                    out.extend((0..h).map(value));
                 }
             }
         }
@@ -354,20 +320,11 @@ impl Case {
     fn check<T: Float>(&self, tolerance: f64) {
         let data = self.data::<T>();
         let node = self.node(&data);
-        let expected = [
-            self.expected_output(&data),
-            self.expected_cache(&data, true),
-            self.expected_cache(&data, false),
-        ];
+        let expected =
+            [self.expected_output(&data), self.expected_cache(&data, true), self.expected_cache(&data, false)];
         for tier in Tier::ALL.into_iter().filter(|t| t.is_available()) {
-            let settings = Settings {
-                tier,
-                chunks: 3,
-                fusion: true,
-            };
-            let got = node
-                .run(&settings, Par::serial())
-                .unwrap_or_else(|e| panic!("{self:?}: {e}"));
+            let settings = Settings { tier, chunks: 3, fusion: true };
+            let got = node.run(&settings, Par::serial()).unwrap_or_else(|e| panic!("{self:?}: {e}"));
             for (i, (got, expected)) in got.iter().zip(&expected).enumerate() {
                 let got = got.as_ref().expect("an output");
                 let got = got.as_slice::<T>().expect("the type");
@@ -375,11 +332,7 @@ impl Case {
                 let scale = expected.iter().fold(1e-3f64, |m, v| m.max(v.abs()));
                 for (j, (g, e)) in got.iter().zip(expected).enumerate() {
                     let error = (f64::from(g.to_f32()) - e).abs() / scale;
-                    assert!(
-                        error <= tolerance,
-                        "{tier} output {i}[{j}]: {g:?} not {e}; {self:?}",
-                        g = g.to_f32()
-                    );
+                    assert!(error <= tolerance, "{tier} output {i}[{j}]: {g:?} not {e}; {self:?}", g = g.to_f32());
                 }
             }
         }
@@ -387,57 +340,43 @@ impl Case {
 }
 
 fn cases() -> impl Strategy<Value = Case> {
-    let sizes = (
-        1usize..4,
-        1usize..4,
-        prop_oneof![Just(8usize), Just(16), 1usize..40],
-        1usize..7,
-        0usize..40,
-        1usize..3,
-    );
+    let sizes =
+        (1usize..4, 1usize..4, prop_oneof![Just(8usize), Just(16), 1usize..40], 1usize..7, 0usize..40, 1usize..3);
     let flags = proptest::collection::vec(any::<bool>(), 12);
-    (sizes, flags, any::<u64>(), 0usize..6).prop_map(
-        |((kv, group, head, rows, before, batch), f, seed, ragged)| {
-            let first = before == 0;
-            let tokens = (0..batch)
-                .map(|b| {
-                    if b == 0 {
-                        rows + before
-                    } else {
-                        (rows + before - ragged.min(before)).max(1)
-                    }
-                })
-                .collect();
-            let past = match (first, f[0]) {
-                (true, true) => None,
-                (false, true) => Some(before),
-                (_, false) => Some(before + rows + 3),
-            };
-            let half = (f[1] && head > 1).then_some(if f[2] { head / 2 } else { (head / 4).max(1) });
-            let window = f[3].then_some(1 + seed as usize % 9);
-            Case {
-                heads: kv * group,
-                kv_heads: kv,
-                head,
-                rows,
-                tokens,
-                past,
-                packed: f[4],
-                half,
-                interleaved: f[5],
-                window,
-                softcap: if f[6] { 0.7 } else { 0.0 },
-                smooth: f[7],
-                sink: f[8],
-                bias: f[9].then_some([f[10], f[11]]),
-                causal: window.is_some() || f[10] || f[4],
-                norm: f[11],
-                positions: half.is_some() && f[7],
-                seed,
-                ..Case::default()
-            }
-        },
-    )
+    (sizes, flags, any::<u64>(), 0usize..6).prop_map(|((kv, group, head, rows, before, batch), f, seed, ragged)| {
+        let first = before == 0;
+        let tokens = (0..batch)
+            .map(|b| if b == 0 { rows + before } else { (rows + before - ragged.min(before)).max(1) })
+            .collect();
+        let past = match (first, f[0]) {
+            (true, true) => None,
+            (false, true) => Some(before),
+            (_, false) => Some(before + rows + 3),
+        };
+        let half = (f[1] && head > 1).then_some(if f[2] { head / 2 } else { (head / 4).max(1) });
+        let window = f[3].then_some(1 + seed as usize % 9);
+        Case {
+            heads: kv * group,
+            kv_heads: kv,
+            head,
+            rows,
+            tokens,
+            past,
+            packed: f[4],
+            half,
+            interleaved: f[5],
+            window,
+            softcap: if f[6] { 0.7 } else { 0.0 },
+            smooth: f[7],
+            sink: f[8],
+            bias: f[9].then_some([f[10], f[11]]),
+            causal: window.is_some() || f[10] || f[4],
+            norm: f[11],
+            positions: half.is_some() && f[7],
+            seed,
+            ..Case::default()
+        }
+    })
 }
 
 proptest! {
