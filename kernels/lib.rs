@@ -15,4 +15,7 @@ pub mod ops;
 pub mod par;
 pub mod plan;
 pub mod settings;
+pub mod shapes;
+#[cfg(test)]
+mod testing;
 pub mod weights;
