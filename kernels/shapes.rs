@@ -21,21 +21,14 @@ pub fn ranked(cx: &NodeCx, slot: usize, name: &str, rank: usize) -> Result<Vec<D
 
 /// The more certain of two claims about dim `axis` of input `slot`; errors when they contradict each other.
 pub fn agree(cx: &NodeCx, slot: usize, name: &str, axis: usize, got: &Dim, expected: &Dim) -> Result<Dim> {
-    unify(got, expected).ok_or_else(|| {
-        cx.error(
-            format_args!("input {slot} ({name}), dim {axis}"),
-            show_dim(got),
-            show_dim(expected),
-        )
-    })
+    unify(got, expected)
+        .ok_or_else(|| cx.error(format_args!("input {slot} ({name}), dim {axis}"), show_dim(got), show_dim(expected)))
 }
 
 /// [`agree`] for each dim in turn; errors too when the ranks differ.
 pub fn agree_all(cx: &NodeCx, slot: usize, name: &str, expected: &[Dim]) -> Result<Vec<Dim>> {
     let got = ranked(cx, slot, name, expected.len())?;
-    (0..expected.len())
-        .map(|axis| agree(cx, slot, name, axis, &got[axis], &expected[axis]))
-        .collect()
+    (0..expected.len()).map(|axis| agree(cx, slot, name, axis, &got[axis], &expected[axis])).collect()
 }
 
 /// A shape for messages: `2x?xhidden`.

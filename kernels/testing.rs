@@ -57,15 +57,9 @@ pub fn values(tensor: &HostTensor) -> Vec<f64> {
     let dtype = tensor.dtype();
     match dtype {
         DType::F64 => tensor.as_slice::<f64>().map(<[f64]>::to_vec),
-        DType::F32 => tensor
-            .as_slice::<f32>()
-            .map(|s| s.iter().map(|&v| v.into()).collect()),
-        DType::F16 => tensor
-            .as_slice::<f16>()
-            .map(|s| s.iter().map(|v| v.to_f64()).collect()),
-        DType::BF16 => tensor
-            .as_slice::<bf16>()
-            .map(|s| s.iter().map(|v| v.to_f64()).collect()),
+        DType::F32 => tensor.as_slice::<f32>().map(|s| s.iter().map(|&v| v.into()).collect()),
+        DType::F16 => tensor.as_slice::<f16>().map(|s| s.iter().map(|v| v.to_f64()).collect()),
+        DType::BF16 => tensor.as_slice::<bf16>().map(|s| s.iter().map(|v| v.to_f64()).collect()),
         _ => None,
     }
     .unwrap_or_else(|| panic!("no numbers of type {dtype}"))
@@ -97,13 +91,7 @@ pub fn assert_close(what: &str, got: Option<&HostTensor>, want: &[f64]) {
 
 /// Settings of each tier that this processor has.
 pub fn every_tier() -> impl Iterator<Item = Settings> {
-    Tier::ALL
-        .into_iter()
-        .filter(|t| t.is_available())
-        .map(|tier| Settings {
-            tier,
-            ..Settings::default()
-        })
+    Tier::ALL.into_iter().filter(|t| t.is_available()).map(|tier| Settings { tier, ..Settings::default() })
 }
 
 /// The float formats that kernels compute in.

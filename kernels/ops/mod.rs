@@ -4,8 +4,9 @@ use crate::op::OpDef;
 
 mod group_query_attention;
 mod identity;
+mod linear_attention;
 
 /// Every definition.
 pub fn all() -> impl Iterator<Item = &'static OpDef> {
-    [group_query_attention::OPS, identity::OPS].into_iter().flatten()
+    [group_query_attention::OPS, identity::OPS, linear_attention::OPS].into_iter().flatten()
 }
