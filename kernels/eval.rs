@@ -136,6 +136,12 @@ impl Single {
         self
     }
 
+    /// Says that nobody reads these outputs.
+    pub fn without_outputs(mut self, slots: &[usize]) -> Self {
+        slots.iter().for_each(|&slot| self.graph.nodes[0].outputs[slot] = None);
+        self
+    }
+
     /// Adds the next input: a tensor that arrives at run time.
     pub fn input(self, tensor: HostTensor) -> Self {
         self.push(Some(tensor), false)

@@ -5,8 +5,21 @@ use crate::op::OpDef;
 mod group_query_attention;
 mod identity;
 mod linear_attention;
+mod linear_attention_gate;
+mod norm;
 
 /// Every definition.
 pub fn all() -> impl Iterator<Item = &'static OpDef> {
-    [group_query_attention::OPS, identity::OPS, linear_attention::OPS].into_iter().flatten()
+    [
+        group_query_attention::OPS,
+        identity::OPS,
+        linear_attention::OPS,
+        linear_attention_gate::OPS,
+        norm::gated::OPS,
+        norm::layer::OPS,
+        norm::lp::OPS,
+        norm::skip::OPS,
+    ]
+    .into_iter()
+    .flatten()
 }

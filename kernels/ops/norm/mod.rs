@@ -1,0 +1,9 @@
+//! Norms over rows: RMS, layer, skip, gated and Lp.
+
+pub mod gated;
+pub mod layer;
+pub mod lp;
+mod rows;
+pub mod skip;
+#[cfg(test)]
+mod tests;
