@@ -10,9 +10,9 @@ use crate::kernel::Kernel;
 use crate::op::{self, NodeCx, NodeLabel, OpDef};
 use crate::par::Par;
 use crate::settings::Settings;
-use crate::weights::{Constant, PackCache};
+use crate::weights::{Constant, PackCache, share_twins};
 use abi::tensor::AlignedBytes;
-use abi::{DType, Error, Graph, InitializerData, NodeId, Result, ValueId};
+use abi::{DType, Error, Graph, InitializerData, Node, NodeId, Result, ValueId};
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -66,6 +66,7 @@ impl Plan {
     /// Compiles `graph`, every node of which was claimed. `cache` is the session's.
     pub fn build(graph: Graph, settings: &Settings, cache: &PackCache) -> Result<Self> {
         let mut graph = if settings.fusion { crate::fuse::fuse(graph)? } else { graph };
+        share_twins(&mut graph)?;
         let mut constants = Constants::default();
         let mut template = read_small_initializers(stated_facts(&graph), &graph, &mut constants)?;
         let mut steps = Vec::new();
@@ -177,22 +178,10 @@ fn fold(
     let inferred = (def.infer)(&NodeCx::new(graph, id, facts))?;
     let constant = node.inputs.iter().flatten().all(|&v| facts[v].as_ref().is_some_and(|f| f.constant));
     let mut outputs: Vec<_> = inferred.into_iter().map(|f| Fact { constant, ..f }).collect();
-    if constant {
-        let mut inputs = Vec::with_capacity(node.inputs.len());
-        for value in &node.inputs {
-            let tensor = match *value {
-                Some(v) => constants.get(graph, v)?.map(|c| c.to_tensor()).transpose()?,
-                None => None,
-            };
-            inputs.push(tensor);
-        }
-        let values = eval::node(def, graph, id, &inputs, settings, Par::serial())?;
-        for (slot, tensor) in values.into_iter().enumerate() {
-            if let (Some(tensor), Some(Some(value))) = (tensor, node.outputs.get(slot)) {
-                outputs[slot] = Fact { constant: true, ..Fact::with_value(tensor.clone()) };
-                constants.insert(*value, Constant::computed(tensor));
-            }
-        }
+    if constant && def.view {
+        fold_view(graph, node, &mut outputs, constants)?;
+    } else if constant {
+        fold_values(def, graph, id, &mut outputs, constants, settings)?;
     }
     for (value, fact) in node.outputs.iter().zip(outputs) {
         if let Some(value) = *value {
@@ -200,6 +189,45 @@ fn fold(
         }
     }
     Ok(constant)
+}
+
+/// A view of a constant is the constant's own bytes.
+fn fold_view(graph: &Graph, node: &Node, outputs: &mut [Fact], constants: &mut Constants) -> Result<()> {
+    let lost = || Error::Internal(format!("{}: a folded view lost its operands", NodeLabel::of(node)));
+    let (Some(&Some(from)), Some(&Some(to))) = (node.inputs.first(), node.outputs.first()) else { return Err(lost()) };
+    let shape = outputs.first().and_then(Fact::known_shape).ok_or_else(lost)?;
+    let constant = constants.get(graph, from)?.ok_or_else(lost)?.reshaped(shape)?;
+    if constant.bytes().len() <= SMALL_INITIALIZER {
+        outputs[0] = Fact { constant: true, ..Fact::with_value(constant.to_tensor()?) };
+    }
+    constants.insert(to, constant);
+    Ok(())
+}
+
+fn fold_values(
+    def: &OpDef,
+    graph: &Graph,
+    id: NodeId,
+    outputs: &mut [Fact],
+    constants: &mut Constants,
+    settings: &Settings,
+) -> Result<()> {
+    let node = &graph.nodes[id];
+    let mut inputs = Vec::with_capacity(node.inputs.len());
+    for value in &node.inputs {
+        inputs.push(match *value {
+            Some(v) => constants.get(graph, v)?.map(|c| c.to_tensor()).transpose()?,
+            None => None,
+        });
+    }
+    let values = eval::node(def, graph, id, &inputs, settings, Par::serial())?;
+    for (slot, tensor) in values.into_iter().enumerate() {
+        if let (Some(tensor), Some(Some(value))) = (tensor, node.outputs.get(slot)) {
+            outputs[slot] = Fact { constant: true, ..Fact::with_value(tensor.clone()) };
+            constants.insert(*value, Constant::computed(tensor));
+        }
+    }
+    Ok(())
 }
 
 fn build_step(

@@ -74,6 +74,14 @@ impl Constant {
         Self { dtype: tensor.dtype(), shape: tensor.shape().to_vec(), data: Data::Host(tensor), identity }
     }
 
+    /// The same bytes under another shape of as many elements.
+    pub fn reshaped(&self, shape: Vec<usize>) -> Result<Self> {
+        if shape.iter().product::<usize>() != self.shape.iter().product::<usize>() {
+            return Err(Error::Internal(format!("{:?} is no reshape of {:?}", shape, self.shape)));
+        }
+        Ok(Self { shape, ..self.clone() })
+    }
+
     /// The element type.
     pub fn dtype(&self) -> DType {
         self.dtype
@@ -113,8 +121,8 @@ impl Constant {
     /// A copy that owns its bytes.
     pub fn to_tensor(&self) -> Result<HostTensor> {
         match &self.data {
-            Data::Host(tensor) => Ok(tensor.clone()),
-            Data::Mapped(file) => HostTensor::from_bytes(self.dtype, &self.shape, file.bytes())
+            Data::Host(tensor) if tensor.shape() == self.shape => Ok(tensor.clone()),
+            Data::Host(_) | Data::Mapped(_) => HostTensor::from_bytes(self.dtype, &self.shape, self.bytes())
                 .ok_or_else(|| Error::Internal("a constant's size changed after it was opened".into())),
         }
     }
@@ -170,4 +178,35 @@ impl PackCache {
         // Nothing panics while the lock is held but an allocation failure, after which the map is still whole.
         self.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
+}
+
+/// Initializers in memory of at least this many bytes are compared with external ones.
+const TWIN_BYTES: usize = 1 << 16;
+
+/// Replaces initializers in memory by external ones with the same bytes.
+///
+/// ORT folds a Reshape of an external initializer into a copy in memory; the original, where another node still uses
+/// it, serves both, and the copy need not stay for the session's life.
+pub fn share_twins(graph: &mut abi::Graph) -> Result<()> {
+    let mut externals: HashMap<usize, Vec<(PathBuf, u64)>> = HashMap::new();
+    for init in graph.values.iter().filter_map(|v| v.initializer.as_ref()) {
+        if let InitializerData::External { path, offset, len } = &init.data {
+            externals.entry(*len).or_default().push((path.clone(), *offset));
+        }
+    }
+    for init in graph.values.iter_mut().filter_map(|v| v.initializer.as_mut()) {
+        let InitializerData::Inline(tensor) = &init.data else { continue };
+        let len = tensor.bytes().len();
+        let candidates = externals.get(&len).filter(|_| len >= TWIN_BYTES);
+        for (path, offset) in candidates.into_iter().flatten() {
+            let file = MappedFile::open(path, *offset, len)?;
+            let same = file.bytes() == tensor.bytes();
+            file.forget_pages();
+            if same {
+                init.data = InitializerData::External { path: path.clone(), offset: *offset, len };
+                break;
+            }
+        }
+    }
+    Ok(())
 }

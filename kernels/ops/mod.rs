@@ -7,6 +7,7 @@ mod identity;
 mod linear_attention;
 mod linear_attention_gate;
 mod norm;
+mod silu_mul;
 
 /// Every definition.
 pub fn all() -> impl Iterator<Item = &'static OpDef> {
@@ -19,6 +20,7 @@ pub fn all() -> impl Iterator<Item = &'static OpDef> {
         norm::layer::OPS,
         norm::lp::OPS,
         norm::skip::OPS,
+        silu_mul::OPS,
     ]
     .into_iter()
     .flatten()
