@@ -7,6 +7,7 @@ mod identity;
 mod linear_attention;
 mod linear_attention_gate;
 mod norm;
+mod rotary_embedding;
 mod silu_mul;
 
 /// Every definition.
@@ -20,6 +21,7 @@ pub fn all() -> impl Iterator<Item = &'static OpDef> {
         norm::layer::OPS,
         norm::lp::OPS,
         norm::skip::OPS,
+        rotary_embedding::OPS,
         silu_mul::OPS,
     ]
     .into_iter()
