@@ -64,7 +64,7 @@ def name_of(dtype) -> str:
 
 
 def normal(rng: np.random.Generator, shape, dtype=F32, scale: float = 1.0) -> np.ndarray:
-    return (rng.standard_normal(shape) * scale).astype(dtype)
+    return np.asarray(rng.standard_normal(shape) * scale).astype(dtype)
 
 
 # ------------------------------------------------------------------------------------------------------------ buffers
@@ -329,7 +329,7 @@ def assert_close(got: np.ndarray, reference: np.ndarray, tolerance: Tolerance, w
     if not matters.any():
         return
     with np.errstate(invalid="ignore"):
-        error = np.abs(got - reference)
+        error = np.array(np.abs(got - reference))
         error[got == reference] = 0.0
     error = np.where(np.isnan(error), np.inf, error)
     error[~matters] = 0.0
