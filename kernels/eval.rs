@@ -132,6 +132,7 @@ impl Single {
 
     /// Sets an attribute.
     pub fn attr(mut self, name: &str, attr: abi::Attr) -> Self {
+        self.graph.nodes[0].attrs.retain(|(set, _)| set != name);
         self.graph.nodes[0].attrs.push((name.into(), attr));
         self
     }

@@ -2,6 +2,7 @@
 
 use crate::op::OpDef;
 
+mod causal_conv;
 mod group_query_attention;
 mod identity;
 mod linear_attention;
@@ -13,6 +14,7 @@ mod silu_mul;
 /// Every definition.
 pub fn all() -> impl Iterator<Item = &'static OpDef> {
     [
+        causal_conv::OPS,
         group_query_attention::OPS,
         identity::OPS,
         linear_attention::OPS,
