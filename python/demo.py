@@ -58,7 +58,7 @@ def convert(cache: Path) -> dict[str, Path]:
             digest.update(file.read_bytes())
     folder = cache / f"smollm2-{digest.hexdigest()[:16]}"
     if not folder.exists():
-        # Written beside its place and moved there whole: a conversion that was interrupted leaves nothing that looks done.
+        # Written beside its place and moved there whole: an interrupted conversion leaves nothing that looks done.
         part = folder.with_suffix(".part")
         shutil.rmtree(part, ignore_errors=True)
         gguf = LlamaGguf(source)
@@ -86,7 +86,7 @@ def register() -> str:
 
 
 def placement(model: Path, provider: str) -> tuple[Counter[str], int]:
-    """Nodes by the execution provider that runs them, and how many fused nodes `provider` runs, by onnxruntime's record."""
+    """Nodes by the execution provider that runs them, and how many fused nodes are `provider`'s."""
     import onnxruntime as ort
 
     options = ort.SessionOptions()
@@ -108,7 +108,9 @@ def load(folder: Path, provider: str):
     if provider != CPU:
         config.append_provider(provider)
         # A node that the provider does not take is then an error, not a slow surprise.
-        config.overlay(json.dumps({"model": {"decoder": {"session_options": {"session.disable_cpu_ep_fallback": "1"}}}}))
+        config.overlay(
+            json.dumps({"model": {"decoder": {"session_options": {"session.disable_cpu_ep_fallback": "1"}}}})
+        )
     return og.Model(config)
 
 
@@ -157,7 +159,7 @@ def compare_speed(folder: Path, providers: list[str]) -> dict[str, tuple[float, 
     models = {provider: load(folder, provider) for provider in providers}
     ids = [504 + i % 997 for i in range(SPEED_PROMPT)]
     runs: dict[str, list[Run]] = {provider: [] for provider in providers}
-    for provider, model in models.items():
+    for model in models.values():
         generate(model, ids, 4)  # warm up
     for _ in range(ROUNDS):
         for provider, model in models.items():
@@ -172,7 +174,10 @@ def report_placement(title: str, nodes: Counter[str], fused: int, provider: str)
     """Print where the nodes ran; what is wrong with it, as sentences."""
     total = sum(nodes.values())
     for name, count in nodes.most_common():
-        print(f"    {title}: {count} of {total} nodes on {name}" + (f", in {fused} fused node(s)" if name == provider else ""))
+        print(
+            f"    {title}: {count} of {total} nodes on {name}"
+            + (f", in {fused} fused node(s)" if name == provider else "")
+        )
     elsewhere = total - nodes[provider]
     problems = [f"{title}: {elsewhere} of {total} nodes ran on another execution provider"] if elsewhere else []
     if fused != 1:
@@ -211,12 +216,12 @@ def main() -> int:
         if not run.text.strip().startswith(ANSWER)
     ]
 
-    step(f"Speed on the twin: {SPEED_PROMPT} prompt tokens, {SPEED_TOKENS} new ones, median of {ROUNDS} alternating rounds")
+    step(f"Speed on the twin: {SPEED_PROMPT} prompt tokens, {SPEED_TOKENS} new, median of {ROUNDS} alternating rounds")
     speed = compare_speed(folders["twin"], [provider, CPU])
     print(f"    {'':28}{'prefill tokens/s':>18}{'decode tokens/s':>18}")
     for name, (prefill, decode) in speed.items():
         print(f"    {name:28}{prefill:18.1f}{decode:18.1f}")
-    ratios = [a / b for a, b in zip(speed[provider], speed[CPU])]
+    ratios = [a / b for a, b in zip(speed[provider], speed[CPU], strict=True)]
     print(f"    {'ratio':28}{ratios[0]:17.2f}x{ratios[1]:17.2f}x")
     if problems:
         raise DemoError("\n".join(problems))

@@ -1,4 +1,4 @@
-"""The pieces that every decoder graph of onnxruntime-genai's exporter is made of, with the exporter's names and attributes.
+"""The pieces that every decoder graph of onnxruntime-genai's exporter is made of, with its names and attributes.
 
 Dims: B batch_size, S sequence_length, T total_sequence_length, H heads, D head size, E hidden size.
 """
@@ -18,7 +18,7 @@ B, S, T, PAST = "batch_size", "sequence_length", "total_sequence_length", "past_
 
 @dataclass(frozen=True)
 class Lengths:
-    """What GroupQueryAttention reads besides data: value names of seqlens_k int32[B] and total_sequence_length int32."""
+    """What GroupQueryAttention reads besides data: names of seqlens_k int32[B] and total_sequence_length int32."""
 
     seqlens_k: str
     total: str
@@ -30,18 +30,24 @@ def rotary_tables(length: int, rotary_dim: int, theta: float, dtype: int) -> tup
     cos, sin = (np.empty((length, rotary_dim // 2), numpy_dtype(dtype)) for _ in range(2))
     for start in range(0, length, 16384):
         angle = np.arange(start, min(start + 16384, length), dtype=np.float64)[:, None] * inverse
-        cos[start : start + len(angle)], sin[start : start + len(angle)] = np.cos(angle), np.sin(angle)
+        cos[start : start + len(angle)], sin[start : start + len(angle)] = (np.cos(angle), np.sin(angle))
     return cos, sin
 
 
 class DecoderBuilder:
     """Appends decoder pieces to a ModelWriter.
 
-    Args: `io_dtype` FLOAT or FLOAT16, the type of activations; `accuracy_level` of MatMulNBits, None leaves the attribute out.
+    Args: `io_dtype` FLOAT or FLOAT16, the type of activations; `accuracy_level` of MatMulNBits, None leaves it out.
     """
 
     def __init__(
-        self, writer: ModelWriter, weights: WeightSource, hidden: int, epsilon: float, io_dtype: int, accuracy_level: int | None
+        self,
+        writer: ModelWriter,
+        weights: WeightSource,
+        hidden: int,
+        epsilon: float,
+        io_dtype: int,
+        accuracy_level: int | None,
     ) -> None:
         self.writer, self.weights = writer, weights
         self.hidden, self.epsilon, self.io_dtype = hidden, epsilon, io_dtype
@@ -69,7 +75,9 @@ class DecoderBuilder:
         table = self.writer.initializer(
             "model.embed_tokens.weight", self.weights.dense("model.embed_tokens.weight", (vocab, self.hidden), 0.0, 1.0)
         )
-        return self.writer.op("Gather", [table, "input_ids"], "/model/embed_tokens/Gather", self.io_dtype, [B, S, self.hidden])
+        return self.writer.op(
+            "Gather", [table, "input_ids"], "/model/embed_tokens/Gather", self.io_dtype, [B, S, self.hidden]
+        )
 
     def shared_embedding(self, vocab: int) -> str:
         """Token embeddings from the LM head's quantised matrix, which is written once and used by both."""
@@ -96,10 +104,14 @@ class DecoderBuilder:
         self._matmul_nbits(x, "lm_head", "/lm_head/MatMul_Q4", matrix, "logits")
 
     def projection(self, x: str, weight: str, n: int, k: int) -> str:
-        """x [B, S, k] times the quantised matrix `weight` [n, k]: [B, S, n]. `weight` is dotted: model.layers.0.mlp.up_proj."""
+        """x [B, S, k] times the quantised matrix `weight` [n, k]: [B, S, n]. `weight` is a dotted name."""
         path = "/" + re.sub(r"\.(?!\d)", "/", weight)
         return self._matmul_nbits(
-            x, weight, f"{path}/MatMul_Q4", self.weights.quantised(weight, n, k), (f"{path}/MatMul/output_0", self.io_dtype, [B, S, n])
+            x,
+            weight,
+            f"{path}/MatMul_Q4",
+            self.weights.quantised(weight, n, k),
+            (f"{path}/MatMul/output_0", self.io_dtype, [B, S, n]),
         )
 
     def vector(self, name: str, shape: tuple[int, ...], mean: float = 1.0, std: float = 0.1) -> str:
@@ -133,7 +145,11 @@ class DecoderBuilder:
         """The first layer's norm, which has no residual yet."""
         path = "/model/layers.0/input_layernorm"
         return self.rms_norm(
-            x, "model.layers.0.input_layernorm.weight", f"{path}/LayerNorm", [B, S, self.hidden], output=f"{path}/output_0"
+            x,
+            "model.layers.0.input_layernorm.weight",
+            f"{path}/LayerNorm",
+            [B, S, self.hidden],
+            output=f"{path}/output_0",
         )
 
     def skip_norm(self, skip: str, x: str, layer: int, kind: str, last: bool = False) -> tuple[str, str]:
@@ -144,13 +160,18 @@ class DecoderBuilder:
         if not last:
             outputs += ["", "", (f"{path}/output_3", self.io_dtype, shape)]
         names = self.writer.node(
-            "SkipSimplifiedLayerNormalization", [skip, x, weight], outputs, f"{path}/SkipLayerNorm", MICROSOFT, epsilon=self.epsilon
+            "SkipSimplifiedLayerNormalization",
+            [skip, x, weight],
+            outputs,
+            f"{path}/SkipLayerNorm",
+            MICROSOFT,
+            epsilon=self.epsilon,
         )
         return names[0], names[-1]
 
     def mlp(self, x: str, layer: int, intermediate: int) -> str:
         """down(silu(gate(x)) * up(x))."""
-        weight, path, shape = f"model.layers.{layer}.mlp", f"/model/layers.{layer}/mlp", [B, S, intermediate]
+        weight, path, shape = (f"model.layers.{layer}.mlp", f"/model/layers.{layer}/mlp", [B, S, intermediate])
         gate = self.projection(x, f"{weight}.gate_proj", intermediate, self.hidden)
         up = self.projection(x, f"{weight}.up_proj", intermediate, self.hidden)
         sigmoid = self.writer.op("Sigmoid", [gate], f"{path}/act_fn/Sigmoid", self.io_dtype, shape)
@@ -180,13 +201,17 @@ class DecoderBuilder:
         rotary: tuple[str, str] | None,
         interleaved: bool = False,
     ) -> str:
-        """GroupQueryAttention; `qkv` may be (packed, "", ""), `rotary` the names of the cos and sin tables when it rotates itself."""
+        """GroupQueryAttention; `qkv` may be (packed, "", ""), `rotary` names the cos and sin tables when it rotates itself."""
         path = f"/model/layers.{layer}/attn/GroupQueryAttention"
         past = [f"past_key_values.{layer}.key", f"past_key_values.{layer}.value"]
         names = self.writer.node(
             "GroupQueryAttention",
             [*qkv, *past, lengths.seqlens_k, lengths.total, *(rotary or ("", "")), "", "", ""],
-            [(f"{path}/output_0", self.io_dtype, [B, S, heads[0] * head_size]), f"present.{layer}.key", f"present.{layer}.value"],
+            [
+                (f"{path}/output_0", self.io_dtype, [B, S, heads[0] * head_size]),
+                f"present.{layer}.key",
+                f"present.{layer}.value",
+            ],
             path,
             MICROSOFT,
             num_heads=heads[0],

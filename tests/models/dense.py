@@ -11,7 +11,7 @@ from pathlib import Path
 
 import onnx
 
-from .decoder import B, S, DecoderBuilder, Lengths
+from .decoder import B, DecoderBuilder, Lengths, S
 from .genai import GenaiModel, write_byte_tokenizer
 from .weights import RandomWeights, WeightSource
 from .writer import FLOAT, FLOAT16, ModelWriter
@@ -19,7 +19,7 @@ from .writer import FLOAT, FLOAT16, ModelWriter
 
 @dataclass(frozen=True)
 class DenseConfig:
-    """A decoder's dimensions. `qk_norm` adds an RMS norm per head to Q and K; `shared_embedding` ties it to the LM head."""
+    """A decoder's dimensions. `qk_norm` norms each head of Q and K; `shared_embedding` ties it to the LM head."""
 
     hidden: int
     intermediate: int
@@ -46,7 +46,9 @@ SIZES = {
 }
 
 
-def build(config: DenseConfig, weights: WeightSource, folder: Path | None, producer: str = "nxrt-ep test models") -> onnx.ModelProto:
+def build(
+    config: DenseConfig, weights: WeightSource, folder: Path | None, producer: str = "nxrt-ep test models"
+) -> onnx.ModelProto:
     """Write the graph (and the weights, where `folder` is given) and return the model without its weights."""
     writer = ModelWriter(folder, producer)
     decoder = DecoderBuilder(writer, weights, config.hidden, config.epsilon, config.io_dtype, config.accuracy_level)
@@ -63,7 +65,9 @@ def build(config: DenseConfig, weights: WeightSource, folder: Path | None, produ
         x, residual = decoder.skip_norm(residual, x, layer, "post_attention_layernorm")
         x = decoder.mlp(x, layer, config.intermediate)
         last = layer + 1 == config.layers
-        x, residual = decoder.skip_norm(residual, x, layer + 1, "final_norm_layernorm" if last else "input_layernorm", last)
+        x, residual = decoder.skip_norm(
+            residual, x, layer + 1, "final_norm_layernorm" if last else "input_layernorm", last
+        )
     decoder.lm_head(x, config.vocab)
     return writer.finish()
 
@@ -97,11 +101,15 @@ def _attention(decoder: DecoderBuilder, config: DenseConfig, x: str, layer: int,
     packed = decoder.projection(x, f"{weight}.qkv_proj", q + 2 * kv, config.hidden)
     rotary = decoder.rotary_caches(config.context, config.head_size, config.theta)
     qkv = _split_and_norm(decoder, config, packed, layer, q, kv) if config.qk_norm else (packed, "", "")
-    x = decoder.attention(qkv, layer, (config.heads, config.kv_heads), config.head_size, lengths, rotary, config.rotary_interleaved)
+    x = decoder.attention(
+        qkv, layer, (config.heads, config.kv_heads), config.head_size, lengths, rotary, config.rotary_interleaved
+    )
     return decoder.projection(x, f"{weight}.o_proj", config.hidden, q)
 
 
-def _split_and_norm(decoder: DecoderBuilder, config: DenseConfig, packed: str, layer: int, q: int, kv: int) -> tuple[str, str, str]:
+def _split_and_norm(
+    decoder: DecoderBuilder, config: DenseConfig, packed: str, layer: int, q: int, kv: int
+) -> tuple[str, str, str]:
     w, path = decoder.writer, f"/model/layers.{layer}/attn"
     parts = w.node(
         "Split",
@@ -110,7 +118,11 @@ def _split_and_norm(decoder: DecoderBuilder, config: DenseConfig, packed: str, l
         f"{path}/qkv_proj/Split",
         axis=-1,
     )
-    return decoder.head_norm(parts[0], layer, "q", q, config.head_size), decoder.head_norm(parts[1], layer, "k", kv, config.head_size), parts[2]
+    return (
+        decoder.head_norm(parts[0], layer, "q", q, config.head_size),
+        decoder.head_norm(parts[1], layer, "k", kv, config.head_size),
+        parts[2],
+    )
 
 
 def main() -> None:
@@ -118,7 +130,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("size", choices=SIZES)
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--fp16", action="store_true", help="float16 activations and no accuracy_level, as exported for CUDA")
+    parser.add_argument(
+        "--fp16", action="store_true", help="float16 activations and no accuracy_level, as exported for CUDA"
+    )
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     config = SIZES[args.size]

@@ -81,13 +81,21 @@ def write_tokenizer(
 ) -> None:
     """Write a byte-level BPE tokenizer.
 
-    Args: `tokens` in id order; `merges` as "left right"; `special` the ids that are never split; `ids` = (bos, eos, pad);
-    `individual_digits` splits numbers into digits before merging.
+    Args: `tokens` in id order; `merges` as "left right"; `special` the ids that are never split;
+    `ids` = (bos, eos, pad); `individual_digits` splits numbers into digits before merging.
     """
     byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
     digits = {"type": "Digits", "individual_digits": True}
     added = [
-        {"id": i, "content": tokens[i], "single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+        {
+            "id": i,
+            "content": tokens[i],
+            "single_word": False,
+            "lstrip": False,
+            "rstrip": False,
+            "normalized": False,
+            "special": True,
+        }
         for i in special
     ]
     tokenizer = {
@@ -96,7 +104,9 @@ def write_tokenizer(
         "padding": None,
         "added_tokens": added,
         "normalizer": None,
-        "pre_tokenizer": {"type": "Sequence", "pretokenizers": [digits, byte_level]} if individual_digits else byte_level,
+        "pre_tokenizer": {"type": "Sequence", "pretokenizers": [digits, byte_level]}
+        if individual_digits
+        else byte_level,
         "post_processor": None,
         "decoder": {**byte_level, "add_prefix_space": True},
         "model": {

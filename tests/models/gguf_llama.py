@@ -18,7 +18,7 @@ BLOCK = 32
 
 @dataclass(frozen=True)
 class Q4Matrix:
-    """A [N, K] matrix: codes uint8 [N, K/32, 32] of 0..15, scales and minima float32 [N, K/32], w = scale*code + minimum."""
+    """A [N, K] matrix: codes uint8 [N, K/32, 32] of 0..15, scales and minima f32 [N, K/32], w = scale*code + minimum."""
 
     codes: np.ndarray
     scales: np.ndarray
@@ -94,7 +94,7 @@ class LlamaGguf:
         return self.q4(f"blk.{layer}.{name}.weight").dequantised()
 
     def logits(self, ids: np.ndarray) -> np.ndarray:
-        """The forward pass in float64 over tokens ids [S] from an empty cache, from the definition: logits [S, vocab]."""
+        """The forward pass in float64 over ids [S] from an empty cache, from the definition: logits [S, vocab]."""
         embedding = self.q8("token_embd.weight").dequantised()
         x = embedding[ids]
         for layer in range(self.layers):

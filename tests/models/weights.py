@@ -10,7 +10,7 @@ import numpy as np
 
 from .writer import UINT8, Tensor, numpy_dtype
 
-# Standard deviation of the weights a model is initialised with before training; keeps activations near 1 through the norms.
+# Standard deviation of weights before training; activations stay near 1 through the norms.
 INIT_STD = 0.02
 # Standard deviation of the random 4-bit codes around their zero point, in steps. A step is then INIT_STD / CODE_STD.
 CODE_STD = 2.6
@@ -18,7 +18,7 @@ CODE_STD = 2.6
 
 @dataclass(frozen=True)
 class Quantised:
-    """A [N, K] matrix as MatMulNBits takes it: codes [N, K/block, block*bits/8], scales [N, K/block], zero points or None."""
+    """MatMulNBits' [N, K] matrix: codes [N, K/block, block*bits/8], scales [N, K/block], zero points or None."""
 
     n: int
     k: int
@@ -52,7 +52,9 @@ class RandomWeights:
     def __init__(self, io_dtype: int, block_size: int = 32, seed: int = 0) -> None:
         self._io_dtype, self._block_size = io_dtype, block_size
         self._rng = np.random.default_rng(seed)
-        codes = np.clip(np.rint(self._rng.standard_normal(2 * self._POOL, dtype=np.float32) * CODE_STD + 8), 0, 15).astype(np.uint8)
+        codes = np.clip(
+            np.rint(self._rng.standard_normal(2 * self._POOL, dtype=np.float32) * CODE_STD + 8), 0, 15
+        ).astype(np.uint8)
         self._codes = codes[0::2] | codes[1::2] << 4
         self._unit = self._rng.standard_normal(1 << 20, dtype=np.float32)
 

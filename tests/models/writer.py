@@ -23,7 +23,7 @@ FLOAT, FLOAT16, UINT8, INT32, INT64 = (
 )
 MICROSOFT = "com.microsoft"
 DATA_FILE = "model.onnx.data"
-# Small tensors on a SIMD register's boundary, large ones on a page's, so that a reader may use the mapped file as it is.
+# Small tensors on a SIMD register's boundary, large ones on a page's, so that the mapped file can be used as is.
 SMALL_ALIGNMENT, PAGE, LARGE = 64, 4096, 64 * 1024
 
 Shape = Sequence[int | str]
@@ -109,7 +109,13 @@ class ModelWriter:
         if name not in self._constants:
             self._constants[name] = name
             value = onnx.numpy_helper.from_array(array, name)
-            self.node("Constant", [], [(name, value.data_type, array.shape)], name.replace("constants", "constant_nodes"), value=value)
+            self.node(
+                "Constant",
+                [],
+                [(name, value.data_type, array.shape)],
+                name.replace("constants", "constant_nodes"),
+                value=value,
+            )
         return name
 
     def int64s(self, *values: int) -> str:
@@ -125,7 +131,7 @@ class ModelWriter:
         domain: str = "",
         **attributes: object,
     ) -> list[str]:
-        """Append a node. An output is (name, dtype, shape), a name that is a graph output, or "" when it is not used."""
+        """Append a node. An output is (name, dtype, shape), the name of a graph output, or "" (not used)."""
         names = []
         for value in outputs:
             if isinstance(value, tuple):
@@ -137,7 +143,14 @@ class ModelWriter:
         return names
 
     def op(
-        self, op_type: str, inputs: Sequence[str], name: str, dtype: int, shape: Shape, domain: str = "", **attributes: object
+        self,
+        op_type: str,
+        inputs: Sequence[str],
+        name: str,
+        dtype: int,
+        shape: Shape,
+        domain: str = "",
+        **attributes: object,
     ) -> str:
         """Append a node with the one output `<name>/output_0` and return that output's name."""
         return self.node(op_type, inputs, [(f"{name}/output_0", dtype, shape)], name, domain, **attributes)[0]
@@ -145,7 +158,12 @@ class ModelWriter:
     def finish(self) -> onnx.ModelProto:
         """Close the data file, write model.onnx beside it, and return the model without its weights."""
         graph = helper.make_graph(
-            self._nodes, "main_graph", self._inputs, self._outputs, list(self._initializers.values()), value_info=self._values
+            self._nodes,
+            "main_graph",
+            self._inputs,
+            self._outputs,
+            list(self._initializers.values()),
+            value_info=self._values,
         )
         model = helper.make_model(
             graph,
@@ -168,5 +186,7 @@ class ModelWriter:
             self._data.write(memoryview(np.ascontiguousarray(chunk)).cast("B"))
         written = self._data.tell() - offset
         if written != tensor.nbytes:
-            raise ValueError(f"initializer '{name}': got {written} bytes, expected {tensor.nbytes} for shape {tensor.shape}")
+            raise ValueError(
+                f"initializer '{name}': got {written} bytes, expected {tensor.nbytes} for shape {tensor.shape}"
+            )
         return offset
