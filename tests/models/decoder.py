@@ -201,7 +201,7 @@ class DecoderBuilder:
         rotary: tuple[str, str] | None,
         interleaved: bool = False,
     ) -> str:
-        """GroupQueryAttention; `qkv` may be (packed, "", ""), `rotary` names the cos and sin tables when it rotates itself."""
+        """GroupQueryAttention; `qkv` may be (packed, "", ""), `rotary` names the cos and sin tables, if any."""
         path = f"/model/layers.{layer}/attn/GroupQueryAttention"
         past = [f"past_key_values.{layer}.key", f"past_key_values.{layer}.value"]
         names = self.writer.node(

@@ -18,7 +18,7 @@ BLOCK = 32
 
 @dataclass(frozen=True)
 class Q4Matrix:
-    """A [N, K] matrix: codes uint8 [N, K/32, 32] of 0..15, scales and minima f32 [N, K/32], w = scale*code + minimum."""
+    """A [N, K] matrix: codes uint8 [N, K/32, 32] of 0..15, scales and minima f32 [N, K/32], w = scale*code + minimum"""
 
     codes: np.ndarray
     scales: np.ndarray
