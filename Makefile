@@ -59,7 +59,7 @@ rust-test:  ## Rust tests
 	for package in $(PACKAGES); do cargo test --quiet --locked -p $$package; done
 
 python-test: $(STAMPS)/wheel $(STAMPS)/smollm2  ## Python tests of the built wheel on a real onnxruntime
-	$(PY) -m pytest $(PYTEST_ARGS) tests/ort tests/models
+	$(PY) -m pytest $(PYTEST_ARGS) tests/ort tests/models tests/bench
 
 doc:  ## API documentation, warnings are errors
 	for package in $(PACKAGES); do

@@ -174,7 +174,7 @@ def measure_matmul(bench: Bench, m: int, n: int, k: int) -> tuple[dict[str, floa
             for name, session in sessions.items():
                 time.sleep(SETTLE_SECONDS)
                 seconds[name] += [statistics.median(session.run() for _ in range(repeat[name]))]
-        outputs = [session.output() for session in sessions.values()]
+        outputs = [session.outputs()[0] for session in sessions.values()]
     difference = relative(*outputs) if len(outputs) == 2 else None
     return {name: statistics.median(values) / copies for name, values in seconds.items()}, difference
 

@@ -146,6 +146,6 @@ class MatmulSession:
         self._session.run_with_iobinding(self._binding)
         return time.perf_counter() - start
 
-    def output(self) -> np.ndarray:
-        """The first node's output of the last pass."""
-        return self._outputs[0].numpy()
+    def outputs(self) -> list[np.ndarray]:
+        """Every node's output of the last pass."""
+        return [output.numpy() for output in self._outputs]
