@@ -47,6 +47,39 @@ pub fn softplus(x: f32) -> f32 {
     x.max(0.0) + (-x.abs()).exp().ln_1p()
 }
 
+/// tanh x: a polynomial near zero (Cephes' tanhf), by e^2x elsewhere.
+#[inline(always)]
+pub fn tanh(x: f32) -> f32 {
+    let a = x.abs();
+    let s = x * x;
+    let p = -5.704_988_7e-3 * s + 2.063_908_9e-2;
+    let p = p * s - 5.373_971_6e-2;
+    let p = p * s + 1.333_144_2e-1;
+    let p = p * s - 3.333_328_2e-1;
+    let near = p * s * x + x;
+    let far = (1.0 - 2.0 / (exp(2.0 * a) + 1.0)).copysign(x);
+    if a < 0.625 { near } else { far }
+}
+
+/// erf x: odd polynomial over even polynomial on [-4, 4], beyond which it is 1 in f32.
+#[inline(always)]
+pub fn erf(x: f32) -> f32 {
+    let c = if x > 4.0 { 4.0 } else { x };
+    let c = if c < -4.0 { -4.0 } else { c };
+    let s = c * c;
+    let p = -2.726_142_3e-10 * s + 2.770_681_4e-8;
+    let p = p * s - 2.101_024e-6;
+    let p = p * s - 5.692_506_4e-5;
+    let p = p * s - 7.349_906_5e-4;
+    let p = p * s - 2.954_6e-3;
+    let p = p * s - 1.609_603_3e-2;
+    let q = -1.456_607_2e-5 * s - 2.133_740_6e-4;
+    let q = q * s - 1.682_827e-3;
+    let q = q * s - 7.373_329e-3;
+    let q = q * s - 1.426_473_9e-2;
+    c * p / q
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -77,5 +110,27 @@ mod tests {
             let want = f64::from(x).exp().ln_1p();
             assert!((f64::from(softplus(x)) - want).abs() <= want * 3e-7, "softplus({x})");
         }
+    }
+
+    fn ulps(got: f32, want: f64) -> f64 {
+        let rounded = want as f32;
+        let next = f32::from_bits(rounded.abs().to_bits() + 1);
+        let ulp = f64::from(next) - f64::from(rounded.abs());
+        ((f64::from(got) - want) / ulp).abs()
+    }
+
+    #[test]
+    fn tanh_is_within_three_ulps() {
+        let mut worst = 0f64;
+        for i in -200_000..200_000 {
+            let x = i as f32 * 1e-4;
+            if x != 0.0 {
+                worst = worst.max(ulps(tanh(x), f64::from(x).tanh()));
+            }
+        }
+        assert!(worst < 3.0, "{worst}");
+        assert_eq!(tanh(f32::INFINITY), 1.0);
+        assert_eq!(tanh(-100.0), -1.0);
+        assert!(tanh(f32::NAN).is_nan());
     }
 }

@@ -2,28 +2,52 @@
 
 use crate::op::OpDef;
 
+mod cast;
 mod causal_conv;
+mod elementwise;
+mod gather;
 mod group_query_attention;
 mod identity;
 mod linear_attention;
 mod linear_attention_gate;
+mod movement;
 mod norm;
+mod reduce;
 mod rotary_embedding;
+mod shape;
 mod silu_mul;
 
 /// Every definition.
 pub fn all() -> impl Iterator<Item = &'static OpDef> {
     [
+        cast::OPS,
         causal_conv::OPS,
+        elementwise::binary::IRREGULAR,
+        elementwise::binary::OPS,
+        elementwise::pow::OPS,
+        elementwise::select::OPS,
+        elementwise::unary::IRREGULAR,
+        elementwise::unary::OPS,
+        elementwise::variadic::OPS,
+        gather::OPS,
         group_query_attention::OPS,
         identity::OPS,
         linear_attention::OPS,
         linear_attention_gate::OPS,
+        movement::concat::OPS,
+        movement::slice::OPS,
+        movement::split::OPS,
+        movement::strided::OPS,
         norm::gated::OPS,
         norm::layer::OPS,
         norm::lp::OPS,
         norm::skip::OPS,
+        reduce::OPS,
         rotary_embedding::OPS,
+        shape::constant::OPS,
+        shape::reshape::OPS,
+        shape::size::OPS,
+        shape::squeeze::OPS,
         silu_mul::OPS,
     ]
     .into_iter()

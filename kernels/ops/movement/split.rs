@@ -1,0 +1,100 @@
+//! Split: <https://onnx.ai/onnx/operators/onnx__Split.html>. The sizes are an attribute before opset 13 and an input since;
+//! opset 18 adds `num_outputs`, whose last piece may be smaller.
+
+use super::Rows;
+use crate::build::BuildCx;
+use crate::cpu::number::MOVABLE;
+use crate::fact::{self, Fact};
+use crate::kernel::{Kernel, RunCx};
+use crate::op::{Decline, NodeCx, OpDef};
+use abi::{DType, Dim, Result};
+
+/// Split.
+pub const OPS: &[OpDef] = &[
+    OpDef::new("", "Split", (2, 11), claim, infer, build),
+    OpDef::new("", "Split", (13, 18), claim, infer, build).with_host_inputs(&[1]),
+];
+
+fn claim(cx: &NodeCx) -> Result<(), Decline> {
+    cx.check_required(1)?;
+    cx.check_dtype(0, "input", MOVABLE)?;
+    cx.check_dtype(1, "split", &[DType::I64])
+}
+
+fn infer(cx: &NodeCx) -> Result<Vec<Fact>> {
+    let (input, n) = (cx.required(0)?, cx.node().outputs.len());
+    let Some(shape) = &input.shape else {
+        return Ok(vec![Fact::unranked(input.dtype); n]);
+    };
+    let asked = cx.int("axis", 0);
+    let Some(axis) = fact::axis(asked, shape.len()) else {
+        return Err(cx.error("attribute 'axis'", asked, format_args!("an axis of rank {}", shape.len())));
+    };
+    let given = cx.ints("split").map(<[i64]>::to_vec);
+    let given = given.or_else(|| cx.input(1).and_then(Fact::ints));
+    let with_dim = |dim: Dim| {
+        let mut shape = shape.clone();
+        shape[axis] = dim;
+        Fact::new(input.dtype, shape)
+    };
+    let dim = shape[axis].known();
+    if let Some(sizes) = given {
+        let valid = sizes.len() == n && sizes.iter().all(|&s| s >= 0);
+        let sum = sizes.iter().try_fold(0i64, |sum, &s| sum.checked_add(s));
+        if !valid || dim.is_some_and(|d| sum != Some(d as i64)) {
+            let expected = format!("{n} sizes that add up to {:?}", shape[axis]);
+            return Err(cx.error("split", format_args!("{sizes:?}"), expected));
+        }
+        return Ok(sizes.iter().map(|&s| with_dim(Dim::Known(s as usize))).collect());
+    }
+    let Some(dim) = dim.filter(|_| !cx.has_input(1)) else {
+        return Ok(vec![with_dim(Dim::Unknown); n]);
+    };
+    if cx.node().since_version < 18 && dim % n.max(1) != 0 {
+        return Err(cx.error("input 0 (input)", dim, format_args!("a multiple of {n} outputs")));
+    }
+    Ok((0..n).map(|i| with_dim(Dim::Known(even_piece(dim, n, i)))).collect())
+}
+
+/// Piece `i` of `dim` cut evenly into `n`, where the last may be smaller.
+fn even_piece(dim: usize, n: usize, i: usize) -> usize {
+    let size = dim.div_ceil(n);
+    dim.saturating_sub(i * size).min(size)
+}
+
+fn build(cx: &mut BuildCx) -> Result<Box<dyn Kernel>> {
+    Ok(Box::new(Split {
+        axis: cx.int("axis", 0),
+        sizes: cx.ints("split").map(<[i64]>::to_vec),
+        outputs: cx.node().outputs.len(),
+    }))
+}
+
+struct Split {
+    axis: i64,
+    sizes: Option<Vec<i64>>,
+    outputs: usize,
+}
+
+impl Kernel for Split {
+    fn run(&self, cx: &mut RunCx<'_>) -> Result<()> {
+        let input = cx.required(0);
+        let shape = input.shape();
+        let axis = fact::axis(self.axis, shape.len()).expect("infer has checked the axis");
+        let given = self.sizes.as_deref().or(cx.input(1).map(|t| t.slice::<i64>()));
+        let count: usize = shape[..axis].iter().product();
+        let row = input.bytes().len() / count.max(1);
+        let element = row / shape[axis].max(1);
+        let mut at = 0;
+        for slot in 0..self.outputs {
+            let size = given.map_or_else(|| even_piece(shape[axis], self.outputs, slot), |s| s[slot] as usize);
+            let len = size * element;
+            if let Some(mut out) = cx.output(slot) {
+                let rows = Rows { count, len, from: (at, row), to: (0, len) };
+                rows.copy(cx.par, input.bytes(), out.bytes());
+            }
+            at += len;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,139 @@
+//! Ops that are one strided view of their input: Transpose, Expand, Tile.
+//! <https://onnx.ai/onnx/operators/onnx__Transpose.html>, <https://onnx.ai/onnx/operators/onnx__Expand.html>,
+//! <https://onnx.ai/onnx/operators/onnx__Tile.html>.
+
+use super::gather_view;
+use crate::cpu::number::MOVABLE;
+use crate::cpu::view::{Strides, View};
+use crate::fact::{self, Fact};
+use crate::kernel::{Kernel, RunCx};
+use crate::op::{Decline, NodeCx, OpDef};
+use crate::ops::elementwise::{check_rank, claim_rank};
+use abi::{DType, Dim, Result};
+
+/// Transpose, Expand and Tile.
+pub const OPS: &[OpDef] = &[
+    OpDef::new("", "Transpose", (1, 25), claim_transpose, infer_transpose, |cx| {
+        Ok(Box::new(Transpose(cx.ints("perm").map(<[i64]>::to_vec))))
+    }),
+    OpDef::new("", "Expand", (8, 13), claim_by_shape, infer_expand, |_| Ok(Box::new(Expand))).with_host_inputs(&[1]),
+    OpDef::new("", "Tile", (6, 13), claim_by_shape, infer_tile, |_| Ok(Box::new(Tile))).with_host_inputs(&[1]),
+];
+
+fn claim_transpose(cx: &NodeCx) -> Result<(), Decline> {
+    cx.check_required(1)?;
+    cx.check_dtype(0, "data", MOVABLE)?;
+    claim_rank(cx)
+}
+
+fn infer_transpose(cx: &NodeCx) -> Result<Vec<Fact>> {
+    check_rank(cx)?;
+    let data = cx.required(0)?;
+    let Some(shape) = &data.shape else {
+        let rank = cx.ints("perm").map(<[i64]>::len);
+        return Ok(vec![Fact::of(data.dtype, rank.map(|r| vec![Dim::Unknown; r]))]);
+    };
+    let dims = match cx.ints("perm") {
+        None => shape.iter().rev().cloned().collect(),
+        Some(perm) => {
+            let mut sorted = perm.to_vec();
+            sorted.sort_unstable();
+            if !sorted.iter().copied().eq(0..shape.len() as i64) {
+                let expected = format!("a permutation of the axes of rank {}", shape.len());
+                return Err(cx.error("attribute 'perm'", format_args!("{perm:?}"), expected));
+            }
+            perm.iter().map(|&axis| shape[axis as usize].clone()).collect()
+        }
+    };
+    Ok(vec![Fact::new(data.dtype, dims)])
+}
+
+/// Transpose with its permutation; reversed axes when there is none.
+struct Transpose(Option<Vec<i64>>);
+
+impl Kernel for Transpose {
+    fn run(&self, cx: &mut RunCx<'_>) -> Result<()> {
+        let shape = cx.required(0).shape();
+        let strides = Strides::of(shape);
+        let rank = shape.len();
+        let axes = (0..rank).map(|i| self.0.as_ref().map_or(rank - 1 - i, |perm| perm[i] as usize));
+        gather_view(cx, &View::new(0, axes.map(|axis| (shape[axis], strides.get(axis)))));
+        Ok(())
+    }
+}
+
+/// Expand and Tile: data and an int64 vector.
+fn claim_by_shape(cx: &NodeCx) -> Result<(), Decline> {
+    cx.check_required(2)?;
+    cx.check_dtype(0, "input", MOVABLE)?;
+    cx.check_dtype(1, "shape or repeats", &[DType::I64])?;
+    claim_rank(cx)
+}
+
+/// Input 1's values as dims.
+fn dims(cx: &NodeCx) -> Result<Option<Vec<Dim>>> {
+    let Some(values) = cx.required(1)?.ints() else {
+        return Ok(None);
+    };
+    let dims = values.iter().map(|&v| usize::try_from(v).ok().map(Dim::Known));
+    match dims.collect() {
+        Some(dims) => Ok(Some(dims)),
+        None => Err(cx.error("input 1", format_args!("{values:?}"), "numbers of 0 or more")),
+    }
+}
+
+fn infer_expand(cx: &NodeCx) -> Result<Vec<Fact>> {
+    check_rank(cx)?;
+    let data = cx.required(0)?;
+    let unknown = cx.required(1)?.elements().map(|rank| vec![Dim::Unknown; rank]);
+    let (Some(shape), Some(asked)) = (&data.shape, dims(cx)?.or(unknown)) else {
+        return Ok(vec![Fact::unranked(data.dtype)]);
+    };
+    match fact::broadcast(&[shape, &asked]) {
+        Some(out) if out.len() <= crate::cpu::view::MAX_RANK => Ok(vec![Fact::new(data.dtype, out)]),
+        _ => {
+            let expected = format!("a shape that {shape:?} broadcasts with");
+            Err(cx.error("input 1 (shape)", format_args!("{asked:?}"), expected))
+        }
+    }
+}
+
+struct Expand;
+
+impl Kernel for Expand {
+    fn run(&self, cx: &mut RunCx<'_>) -> Result<()> {
+        let Some(out) = cx.outputs.first().and_then(Option::as_ref) else {
+            return Ok(());
+        };
+        gather_view(cx, &View::broadcast(cx.required(0).shape(), out.shape()));
+        Ok(())
+    }
+}
+
+fn infer_tile(cx: &NodeCx) -> Result<Vec<Fact>> {
+    check_rank(cx)?;
+    let data = cx.required(0)?;
+    let Some(shape) = &data.shape else {
+        return Ok(vec![Fact::unranked(data.dtype)]);
+    };
+    let repeats = dims(cx)?.unwrap_or_else(|| vec![Dim::Unknown; shape.len()]);
+    if repeats.len() != shape.len() {
+        let expected = format!("a number for each of {} dims", shape.len());
+        return Err(cx.error("input 1 (repeats)", format_args!("{} numbers", repeats.len()), expected));
+    }
+    let dims = shape.iter().zip(&repeats).map(|(d, r)| fact::mul(d, r));
+    Ok(vec![Fact::new(data.dtype, dims.collect())])
+}
+
+struct Tile;
+
+impl Kernel for Tile {
+    fn run(&self, cx: &mut RunCx<'_>) -> Result<()> {
+        let (shape, repeats) = (cx.required(0).shape(), cx.required(1).slice::<i64>());
+        let strides = Strides::of(shape);
+        let dims = shape.iter().zip(repeats).enumerate();
+        let dims = dims.flat_map(|(i, (&dim, &n))| [(n.max(0) as usize, 0), (dim, strides.get(i))]);
+        gather_view(cx, &View::new(0, dims));
+        Ok(())
+    }
+}
