@@ -10,3 +10,4 @@ pub mod math;
 pub mod number;
 pub mod rotary;
 pub mod view;
+pub mod simd;
