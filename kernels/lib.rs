@@ -14,6 +14,7 @@ pub mod op;
 pub mod ops;
 pub mod par;
 pub mod plan;
+pub mod quant;
 pub mod settings;
 pub mod shapes;
 #[cfg(test)]

@@ -1,4 +1,5 @@
 //! What CPU kernels share: number formats, strided views, math, SIMD.
+//! What CPU kernels share: float formats, SIMD, matrix products.
 
 pub mod arithmetic;
 pub mod attention;
@@ -10,4 +11,9 @@ pub mod math;
 pub mod number;
 pub mod rotary;
 pub mod view;
+pub mod dense;
+pub mod nbits;
+pub mod rows;
 pub mod simd;
+pub mod sink;
+pub mod split;

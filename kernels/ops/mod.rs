@@ -10,6 +10,7 @@ mod group_query_attention;
 mod identity;
 mod linear_attention;
 mod linear_attention_gate;
+mod matmul_nbits;
 mod movement;
 mod norm;
 mod reduce;
@@ -22,11 +23,9 @@ pub fn all() -> impl Iterator<Item = &'static OpDef> {
     [
         cast::OPS,
         causal_conv::OPS,
-        elementwise::binary::IRREGULAR,
         elementwise::binary::OPS,
         elementwise::pow::OPS,
         elementwise::select::OPS,
-        elementwise::unary::IRREGULAR,
         elementwise::unary::OPS,
         elementwise::variadic::OPS,
         gather::OPS,
@@ -34,6 +33,7 @@ pub fn all() -> impl Iterator<Item = &'static OpDef> {
         identity::OPS,
         linear_attention::OPS,
         linear_attention_gate::OPS,
+        matmul_nbits::OPS,
         movement::concat::OPS,
         movement::slice::OPS,
         movement::split::OPS,

@@ -148,9 +148,7 @@ impl Simd for Scalar {
     unsafe fn dot<const BITS: usize>(acc: Self::I, w: Self::I, a: Self::I) -> Self::I {
         let dots = zip(w, a, |w, a| {
             let (w, a) = (w.to_le_bytes(), a.to_le_bytes());
-            (0..4)
-                .map(|i| i32::from(w[i]) * i32::from(a[i] as i8))
-                .sum::<i32>()
+            (0..4).map(|i| i32::from(w[i]) * i32::from(a[i] as i8)).sum::<i32>()
         });
         zip(acc, dots, i32::wrapping_add)
     }

@@ -53,10 +53,7 @@ unsafe fn ops<S: Simd>(x: &[f32; 32], b: &[u8; 129], out: &mut Vec<u64>) {
             S::to_f(S::round(p)),
         ] {
             S::store(f.as_mut_ptr(), v);
-            out.extend(
-                f.iter()
-                    .map(|v| if v.is_nan() { 1 } else { u64::from(v.to_bits()) }),
-            );
+            out.extend(f.iter().map(|v| if v.is_nan() { 1 } else { u64::from(v.to_bits()) }));
         }
         S::store_f16(h.as_mut_ptr(), p);
         out.extend(h.map(u64::from));

@@ -1,0 +1,294 @@
+//! Products with a block-quantised right operand ([`crate::quant::nbits`]).
+//!
+//! Two ways: int8 dot products with rows quantised block by block (accuracy level 4), and f32 arithmetic (levels 0 to
+//! 3). Both read each weight once for a group of rows and fold scales in once a block.
+
+use crate::cpu::rows::Groups;
+use crate::cpu::simd::{LANES, Simd};
+use crate::cpu::sink::Sink;
+use crate::quant::nbits::{View, ZeroPoint};
+use abi::DType;
+use std::ops::Range;
+
+/// Rows in the form that a kernel reads, in groups, starting at row 0.
+#[derive(Clone, Copy)]
+pub struct Left {
+    /// int8 kernel: quantised bytes, four neighbours in k of each row of a group side by side. f32 kernel: f32, each
+    /// k's rows side by side. Padded K a row.
+    pub a: *const u8,
+    /// int8 kernel: a scale for each block and row of a group; unused by the f32 kernel.
+    pub scales: *const f32,
+    /// A correction for each block and row of a group: see [`crate::cpu::rows::quantizer`]; the f32 kernel reads
+    /// `-sum(a)` as f32.
+    pub fixes: *const i32,
+}
+
+// SAFETY: only read.
+unsafe impl Send for Left {}
+// SAFETY: only read.
+unsafe impl Sync for Left {}
+
+/// A part of a product: some rows times some panels.
+pub struct Part<'a> {
+    /// The rows.
+    pub left: Left,
+    /// The rows to compute.
+    pub rows: Range<usize>,
+    /// The weights.
+    pub w: View<'a>,
+    /// The panels to compute.
+    pub panels: Range<usize>,
+    /// The output.
+    pub out: &'a Sink<'a>,
+}
+
+/// A panel's three parts.
+#[derive(Clone, Copy)]
+struct Panel {
+    scales: *const u8,
+    zero_points: *const u8,
+    weights: *const u8,
+}
+
+impl Panel {
+    fn of(w: &View<'_>, panel: usize) -> Self {
+        let bytes = w.panel(panel);
+        Self {
+            scales: bytes.as_ptr(),
+            zero_points: bytes[w.layout.zero_points_at()..].as_ptr(),
+            weights: bytes[w.layout.weights_at()..].as_ptr(),
+        }
+    }
+}
+
+/// 16 floats of `dtype`, the `index`-th such group.
+#[inline(always)]
+unsafe fn floats<S: Simd>(dtype: DType, p: *const u8, index: usize) -> S::F {
+    // SAFETY: the array holds that group.
+    unsafe {
+        match dtype {
+            DType::F32 => S::load(p.cast::<f32>().add(index * LANES)),
+            DType::F16 => S::load_f16(p.cast::<u16>().add(index * LANES)),
+            _ => S::load_bf16(p.cast::<u16>().add(index * LANES)),
+        }
+    }
+}
+
+/// How far ahead weights are asked for: past the reach of the hardware's own prefetcher at a page's end.
+const AHEAD: usize = 2048;
+
+/// One group's rows times one panel in int8.
+#[inline(always)]
+unsafe fn tile_int8<S: Simd, const BITS: usize, const R: usize>(w: &View<'_>, panel: Panel, left: &Left) -> [S::F; R] {
+    let l = &w.layout;
+    // SAFETY: the layout says how much the panel holds; the left side holds padded K bytes and a scale and a correction
+    // a block for each of R rows.
+    unsafe {
+        let mask = S::splat_i((0x0101_0101u32 * ((1 << BITS) - 1)) as i32);
+        let mut sums = [S::splat(0.0); R];
+        let (mut weights, mut a) = (panel.weights, left.a.cast::<i32>());
+        for b in 0..l.blocks() {
+            let mut acc = [[S::splat_i(0); 2]; R];
+            match l.zero_point {
+                ZeroPoint::Default => {
+                    for r in 0..R {
+                        acc[r][0] = S::splat_i(*left.fixes.add(b * R + r));
+                    }
+                }
+                ZeroPoint::Bytes => {
+                    let zero = S::load_u8(panel.zero_points.add(b * LANES));
+                    for r in 0..R {
+                        acc[r][0] = S::madd16(zero, S::splat_i(*left.fixes.add(b * R + r)));
+                    }
+                }
+                ZeroPoint::Float => {}
+            }
+            for _ in 0..l.vectors() {
+                let packed = S::load_i(weights);
+                if R == 1 {
+                    S::prefetch(weights.wrapping_add(AHEAD));
+                }
+                for j in 0..8 / BITS {
+                    let w = if BITS == 8 { packed } else { S::and(S::shr(packed, (BITS * j) as u32), mask) };
+                    for r in 0..R {
+                        // Few rows would wait for their own sums: two of them take turns.
+                        let turn = if R <= 2 { j % 2 } else { 0 };
+                        acc[r][turn] = S::dot::<BITS>(acc[r][turn], w, S::splat_i(*a.add(j * R + r)));
+                    }
+                }
+                weights = weights.add(64);
+                a = a.add(8 / BITS * R);
+            }
+            let scale = floats::<S>(l.scale, panel.scales, b);
+            for r in 0..R {
+                let dot = if R <= 2 { S::add_i(acc[r][0], acc[r][1]) } else { acc[r][0] };
+                let mut dot = S::to_f(dot);
+                if l.zero_point == ZeroPoint::Float {
+                    let fix = f32::from_bits(*left.fixes.add(b * R + r) as u32);
+                    let zero = floats::<S>(l.scale, panel.zero_points, b);
+                    dot = S::fma(zero, S::splat(fix), dot);
+                }
+                let scale = S::mul(scale, S::splat(*left.scales.add(b * R + r)));
+                sums[r] = S::fma(dot, scale, sums[r]);
+            }
+        }
+        sums
+    }
+}
+
+/// One group's rows times one panel in f32.
+#[inline(always)]
+unsafe fn tile_f32<S: Simd, const BITS: usize, const R: usize>(w: &View<'_>, panel: Panel, left: &Left) -> [S::F; R] {
+    let l = &w.layout;
+    // SAFETY: as in `tile_int8`, with f32 rows.
+    unsafe {
+        let default = S::splat((1u32 << (BITS - 1)) as f32);
+        let mut sums = [S::splat(0.0); R];
+        let (mut weights, mut a) = (panel.weights, left.a.cast::<f32>());
+        for b in 0..l.blocks() {
+            let zero = match l.zero_point {
+                ZeroPoint::Default => default,
+                ZeroPoint::Bytes => S::to_f(S::load_u8(panel.zero_points.add(b * LANES))),
+                ZeroPoint::Float => floats::<S>(l.scale, panel.zero_points, b),
+            };
+            let mut acc = [[S::splat(0.0); 2]; R];
+            for r in 0..R {
+                let fix = f32::from_bits(*left.fixes.add(b * R + r) as u32);
+                acc[r][0] = S::mul(zero, S::splat(fix));
+            }
+            for _ in 0..l.vectors() {
+                let packed = S::load_i(weights);
+                if R == 1 {
+                    S::prefetch(weights.wrapping_add(AHEAD));
+                }
+                for j in 0..8 / BITS {
+                    for i in 0..4 {
+                        let w = S::low_to_f::<BITS>(S::shr(packed, (8 * i + BITS * j) as u32));
+                        for r in 0..R {
+                            let turn = if R <= 2 { i % 2 } else { 0 };
+                            let a = S::splat(*a.add((4 * j + i) * R + r));
+                            acc[r][turn] = S::fma(a, w, acc[r][turn]);
+                        }
+                    }
+                }
+                weights = weights.add(64);
+                a = a.add(32 / BITS * R);
+            }
+            let scale = floats::<S>(l.scale, panel.scales, b);
+            for r in 0..R {
+                let sum = if R <= 2 { S::add(acc[r][0], acc[r][1]) } else { acc[r][0] };
+                sums[r] = S::fma(sum, scale, sums[r]);
+            }
+        }
+        sums
+    }
+}
+
+macro_rules! product {
+    ($name:ident, $bits:ident, $tile:ident, $bytes:expr) => {
+        #[inline(always)]
+        unsafe fn $bits<S: Simd, const BITS: usize>(part: &Part<'_>) {
+            let l = &part.w.layout;
+            for panel in part.panels.clone() {
+                let at = Panel::of(&part.w, panel);
+                for (row, size) in Groups::new(part.rows.clone(), S::ROWS) {
+                    // SAFETY: the part's promises.
+                    unsafe {
+                        let left = Left {
+                            a: part.left.a.add(row * l.padded_k() * $bytes),
+                            scales: part.left.scales.wrapping_add(row * l.blocks()),
+                            fixes: part.left.fixes.add(row * l.blocks()),
+                        };
+                        $crate::with_rows!(S, size, R => {
+                            let tile = $tile::<S, BITS, R>(&part.w, at, &left);
+                            for r in 0..R {
+                                part.out.store::<S>(row + r, panel * LANES, tile[r]);
+                            }
+                        });
+                    }
+                }
+            }
+        }
+
+        #[inline(always)]
+        unsafe fn $name<S: Simd>(part: &Part<'_>) {
+            // SAFETY: the part's promises.
+            unsafe {
+                match part.w.layout.bits {
+                    2 => $bits::<S, 2>(part),
+                    4 => $bits::<S, 4>(part),
+                    _ => $bits::<S, 8>(part),
+                }
+            }
+        }
+    };
+}
+product!(int8, int8_bits, tile_int8, 1);
+product!(float, float_bits, tile_f32, 4);
+
+crate::tiered! {
+    /// The int8 kernel of a tier. Its caller promises that the pointers hold what [`Part`] says and that parts that
+    /// run at once do not overlap in the output.
+    pub fn int8_kernel(part: &Part<'_>) = int8;
+}
+
+crate::tiered! {
+    /// The f32 kernel of a tier, under the same promises.
+    pub fn f32_kernel(part: &Part<'_>) = float;
+}
+
+/// Panel `panel` of `w` as f32, for [`crate::cpu::dense`].
+pub struct Decode<'a> {
+    /// The weights.
+    pub w: View<'a>,
+    /// Which panel.
+    pub panel: usize,
+    /// Padded K vectors of 16.
+    pub out: *mut f32,
+}
+
+#[inline(always)]
+unsafe fn decode_bits<S: Simd, const BITS: usize>(to: &Decode<'_>) {
+    let l = &to.w.layout;
+    let panel = Panel::of(&to.w, to.panel);
+    let (mut weights, mut out) = (panel.weights, to.out);
+    for b in 0..l.blocks() {
+        // SAFETY: the layout says how much the panel holds; `out` holds padded K vectors.
+        unsafe {
+            let scale = floats::<S>(l.scale, panel.scales, b);
+            let zero = match l.zero_point {
+                ZeroPoint::Default => S::splat((1u32 << (BITS - 1)) as f32),
+                ZeroPoint::Bytes => S::to_f(S::load_u8(panel.zero_points.add(b * LANES))),
+                ZeroPoint::Float => floats::<S>(l.scale, panel.zero_points, b),
+            };
+            for _ in 0..l.vectors() {
+                let packed = S::load_i(weights);
+                for j in 0..8 / BITS {
+                    for i in 0..4 {
+                        let w = S::low_to_f::<BITS>(S::shr(packed, (8 * i + BITS * j) as u32));
+                        S::store(out.add((4 * j + i) * LANES), S::mul(S::sub(w, zero), scale));
+                    }
+                }
+                weights = weights.add(64);
+                out = out.add(32 / BITS * LANES);
+            }
+        }
+    }
+}
+
+#[inline(always)]
+unsafe fn decode<S: Simd>(to: &Decode<'_>) {
+    // SAFETY: the caller's promises.
+    unsafe {
+        match to.w.layout.bits {
+            2 => decode_bits::<S, 2>(to),
+            4 => decode_bits::<S, 4>(to),
+            _ => decode_bits::<S, 8>(to),
+        }
+    }
+}
+
+crate::tiered! {
+    /// The panel decoder of a tier. Its caller promises that `out` holds padded K vectors.
+    pub fn decoder(to: &Decode<'_>) = decode;
+}

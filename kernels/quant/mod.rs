@@ -1,0 +1,3 @@
+//! Packed layouts of quantised weights, each with its scalar decode.
+
+pub mod nbits;
