@@ -6,6 +6,7 @@ mod cast;
 mod causal_conv;
 mod elementwise;
 mod gather;
+mod gather_block_quantized;
 mod group_query_attention;
 mod identity;
 mod linear_attention;
@@ -29,6 +30,7 @@ pub fn all() -> impl Iterator<Item = &'static OpDef> {
         elementwise::unary::OPS,
         elementwise::variadic::OPS,
         gather::OPS,
+        gather_block_quantized::OPS,
         group_query_attention::OPS,
         identity::OPS,
         linear_attention::OPS,
