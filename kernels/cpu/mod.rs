@@ -4,6 +4,7 @@
 pub mod arithmetic;
 pub mod attention;
 pub mod convert;
+pub mod dense;
 pub mod float;
 pub mod isa;
 pub mod map;
@@ -11,7 +12,6 @@ pub mod math;
 pub mod number;
 pub mod rotary;
 pub mod view;
-pub mod dense;
 pub mod nbits;
 pub mod rows;
 pub mod simd;
