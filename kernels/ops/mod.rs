@@ -24,9 +24,11 @@ pub fn all() -> impl Iterator<Item = &'static OpDef> {
     [
         cast::OPS,
         causal_conv::OPS,
+        elementwise::binary::IRREGULAR,
         elementwise::binary::OPS,
         elementwise::pow::OPS,
         elementwise::select::OPS,
+        elementwise::unary::IRREGULAR,
         elementwise::unary::OPS,
         elementwise::variadic::OPS,
         gather::OPS,
