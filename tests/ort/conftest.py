@@ -26,6 +26,7 @@ TIER_FLAGS = {
 def pytest_addoption(parser):
     group = parser.getgroup("nxrt")
     group.addoption("--ep-library", help="the EP's shared library, when the wheel nxrt-ep-cpu is not installed")
+    group.addoption("--device-library", help="the built tests/device_ep, when cargo should not build it")
     group.addoption("--seed", type=int, help="seed of every random input; printed at the start of each run")
     group.addoption(
         "--oracles-only",

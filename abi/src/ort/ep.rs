@@ -1,16 +1,16 @@
 //! One EP of one session: the safe traits, and the C callbacks that call them.
 
 use super::context::Binding;
-use super::factory::{FactoryState, lock};
+use super::factory::FactoryState;
 use super::memory::{AllocatorSource, create_allocator};
-use super::reader::{Depth, read_graph, value_names};
-use super::status::{caught, caught_or, ort_ep, slice_from, string_from};
+use super::reader::{Depth, list, read_graph, value_names};
+use super::status::{caught, caught_or, ort, ort_ep, slice_from, string_from};
 use super::stream::{StreamSource, create_stream};
 use super::{Api, Context, Level, Logger, sys};
 use crate::error::{Error, Result};
 use crate::graph::{Graph, NodeId};
 use std::ffi::{CString, c_char, c_void};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, OnceLock};
 
 /// An execution provider of one session.
 pub trait Ep: Send + Sync {
@@ -123,12 +123,24 @@ pub(crate) struct EpObject {
     ep: Box<dyn Ep>,
     /// Keeps what the EP came from alive: ORT may release the factory first.
     factory: Arc<FactoryState>,
-    /// Why a claim failed. ORT only logs such failures, so the end of initialisation reports them.
-    claim_error: Mutex<Option<Error>>,
+    /// Why this EP cannot work. ORT would answer an error of CreateEp (before 1.32) or of GetCapability by quietly
+    /// running the model on its CPU EP, so a broken EP claims a node, and Compile fails with the reason.
+    broken: OnceLock<Error>,
 }
 
 impl EpObject {
-    pub(crate) fn create(api: Api, factory: Arc<FactoryState>, logger: Logger, ep: Box<dyn Ep>) -> *mut sys::OrtEp {
+    /// An `OrtEp` of `ep`, or one that only reports why there is none.
+    pub(crate) fn create(
+        api: Api,
+        factory: Arc<FactoryState>,
+        logger: Logger,
+        ep: Result<Box<dyn Ep>>,
+    ) -> *mut sys::OrtEp {
+        let broken = OnceLock::new();
+        let ep = ep.unwrap_or_else(|error| {
+            broken.get_or_init(|| error);
+            Box::new(NoEp)
+        });
         let c = sys::OrtEp {
             ort_version_supported: sys::COMPILED,
             GetName: Some(get_name),
@@ -142,11 +154,10 @@ impl EpObject {
             CreateSyncStreamForDevice: ep.streams().map(|_| session_stream as _),
             IsConcurrentRunSupported: Some(is_concurrent_run_supported),
             Sync: Some(sync),
-            OnSessionInitializationEnd: Some(on_session_initialization_end),
             ..Default::default()
         };
         let name = factory.name().to_owned();
-        let object = Self { c, api, name, logger, ep, factory, claim_error: Mutex::new(None) };
+        let object = Self { c, api, name, logger, ep, factory, broken };
         Box::into_raw(Box::new(object)).cast()
     }
 
@@ -165,30 +176,46 @@ impl EpObject {
         unsafe { &*this.cast() }
     }
 
+    /// Claims the EP's groups, or where that fails some node, so that Compile can say why.
     fn claim(&self, graph: *const sys::OrtGraph, info: *mut sys::OrtEpGraphSupportInfo) -> Result<()> {
-        // SAFETY: ORT passes a graph that lives as long as the callback.
-        let graph = unsafe { read_graph(self.api, graph, Depth::Claim) }?;
-        for group in self.ep.claim(&graph) {
-            let handle = |&id: &NodeId| graph.nodes.get(id).map(|n| n.handle as *const sys::OrtNode);
-            let nodes: Option<Vec<_>> = group.iter().map(handle).collect();
-            let nodes = nodes.ok_or_else(|| Error::Internal("a claim names a node that is not there".into()))?;
-            if nodes.is_empty() {
-                continue;
-            }
-            let options = sys::OrtNodeFusionOptions {
-                ort_version_supported: sys::COMPILED,
-                // The EP reads weights from their file by itself, so that ORT need not keep them.
-                drop_constant_initializers: true,
-            };
-            // SAFETY: the nodes are of this callback's graph; ORT copies the options.
-            unsafe {
-                ort_ep!(
-                    self.api,
-                    EpGraphSupportInfo_AddNodesToFuse(info, nodes.as_ptr(), nodes.len(), &raw const options)
-                )?;
+        if self.broken.get().is_none() {
+            match caught("GetCapability", || self.groups(graph)) {
+                Ok(groups) => return groups.iter().try_for_each(|group| self.add(info, group)),
+                Err(error) => {
+                    let name = self.name.to_string_lossy();
+                    self.logger.log(Level::Error, format_args!("{name}: {error}"));
+                    self.broken.get_or_init(|| error);
+                }
             }
         }
-        Ok(())
+        // SAFETY: ORT passes a graph that lives as long as the callback.
+        let nodes = unsafe { list!(self.api, graph, Graph_GetNumNodes, Graph_GetNodes) };
+        nodes.first().map_or(Ok(()), |&first| self.add(info, &[first]))
+    }
+
+    fn groups(&self, graph: *const sys::OrtGraph) -> Result<Vec<Vec<*const sys::OrtNode>>> {
+        // SAFETY: ORT passes a graph that lives as long as the callback.
+        let graph = unsafe { read_graph(self.api, graph, Depth::Claim) }?;
+        let handle = |&id: &NodeId| {
+            let node = graph.nodes.get(id).map(|node| node.handle as *const sys::OrtNode);
+            node.ok_or_else(|| Error::Internal("a claim names a node that is not there".into()))
+        };
+        let groups = self.ep.claim(&graph);
+        let groups = groups.iter().filter(|group| !group.is_empty());
+        groups.map(|group| group.iter().map(handle).collect()).collect()
+    }
+
+    fn add(&self, info: *mut sys::OrtEpGraphSupportInfo, nodes: &[*const sys::OrtNode]) -> Result<()> {
+        let options = sys::OrtNodeFusionOptions {
+            ort_version_supported: sys::COMPILED,
+            // The EP reads weights from their file by itself, so that ORT need not keep them.
+            drop_constant_initializers: true,
+        };
+        // SAFETY: the nodes are of the callback's graph; ORT copies the options.
+        unsafe {
+            let options = &raw const options;
+            ort_ep!(self.api, EpGraphSupportInfo_AddNodesToFuse(info, nodes.as_ptr(), nodes.len(), options))
+        }
     }
 
     fn compile(&self, graph: *const sys::OrtGraph, fused: *const sys::OrtNode) -> Result<*mut sys::OrtNodeComputeInfo> {
@@ -196,7 +223,7 @@ impl EpObject {
         let mut name = std::ptr::null();
         // SAFETY: ORT passes a graph and its fused node, both live for the callback.
         let (graph, name, inputs, outputs) = unsafe {
-            super::status::ort!(api, Node_GetName(fused, &raw mut name))?;
+            ort!(api, Node_GetName(fused, &raw mut name))?;
             let (inputs, outputs) = value_names(api, fused)?;
             (read_graph(api, graph, Depth::Compile)?, string_from(name), inputs, outputs)
         };
@@ -226,6 +253,19 @@ impl EpObject {
     }
 }
 
+/// Stands in for an EP that could not be made.
+struct NoEp;
+
+impl Ep for NoEp {
+    fn claim(&self, _graph: &Graph) -> Vec<Vec<NodeId>> {
+        Vec::new()
+    }
+
+    fn compile(&self, _graph: Graph, _name: &str) -> Result<Box<dyn Compiled>> {
+        Err(Error::Internal("a broken EP was asked to compile".into()))
+    }
+}
+
 /// What ORT holds as an `OrtNodeComputeInfo`.
 #[repr(C)]
 struct ComputeObject {
@@ -250,15 +290,7 @@ unsafe extern "system" fn get_capability(
 ) -> sys::OrtStatusPtr {
     // SAFETY: ORT's contract, see above.
     let object = unsafe { EpObject::get(this) };
-    let Err(error) = caught("GetCapability", || object.claim(graph, info)) else {
-        return sys::OrtStatusPtr::default();
-    };
-    let name = object.name.to_string_lossy();
-    object.logger.log(Level::Error, format_args!("{name} claims nothing: {error}"));
-    let status = object.api.status(&error);
-    let mut kept = lock(&object.claim_error);
-    kept.get_or_insert(error);
-    status
+    object.api.guard("GetCapability", || object.claim(graph, info))
 }
 
 unsafe extern "system" fn compile(
@@ -272,6 +304,9 @@ unsafe extern "system" fn compile(
     // SAFETY: ORT's contract, see above.
     let object = unsafe { EpObject::get(this) };
     object.api.guard("Compile", || {
+        if let Some(error) = object.broken.get() {
+            return Err(error.clone());
+        }
         // SAFETY: each array has `count` entries.
         let (graphs, fused) = unsafe { (slice_from(graphs, count), slice_from(fused, count)) };
         for (i, (&graph, &node)) in graphs.iter().zip(fused).enumerate() {
@@ -404,13 +439,4 @@ unsafe extern "system" fn sync(this: *mut sys::OrtEp) -> sys::OrtStatusPtr {
     // SAFETY: ORT's contract, see above.
     let object = unsafe { EpObject::get(this) };
     object.api.guard("Sync", || object.ep.sync())
-}
-
-unsafe extern "system" fn on_session_initialization_end(this: *mut sys::OrtEp) -> sys::OrtStatusPtr {
-    // SAFETY: ORT's contract, see above.
-    let object = unsafe { EpObject::get(this) };
-    object.api.guard("OnSessionInitializationEnd", || {
-        let mut kept = lock(&object.claim_error);
-        kept.take().map_or(Ok(()), Err)
-    })
 }

@@ -3,7 +3,7 @@
 use super::device::{OwnedMemoryInfo, OwnedPairs};
 use super::ep::EpObject;
 use super::memory::{AllocatorSource, DataTransfer, create_allocator, create_data_transfer, release_allocator};
-use super::status::{c_string, caught_or, ort, ort_ep, slice_from, string_from};
+use super::status::{c_string, caught, caught_or, ort, ort_ep, slice_from, string_from};
 use super::stream::{StreamSource, create_stream};
 use super::{Api, Ep, HardwareDevice, Logger, MemoryDevice, MemoryInfo, SessionOptions, sys};
 use crate::error::{Error, Result};
@@ -408,7 +408,9 @@ unsafe extern "system" fn create_ep(
             let devices = devices.iter().map(|&device| HardwareDevice::read(api, device)).collect();
             (SessionOptions { entries, devices }, Logger::new(api, logger))
         };
-        let ep = state.factory.create_ep(&session, logger)?;
+        let ep = caught("CreateEp", || state.factory.create_ep(&session, logger));
+        // Older ORTs, asked from Python, would answer an error here by building the session on the CPU.
+        let ep = if api.minor() < 32 { ep } else { Ok(ep?) };
         // SAFETY: ORT's contract, see above.
         unsafe { out.write(EpObject::create(api, state.clone(), logger, ep)) };
         Ok(())

@@ -64,7 +64,7 @@ macro_rules! list {
         items
     }};
 }
-use list;
+pub(crate) use list;
 
 /// A tensor's element type and shape, as far as known.
 type TensorType = (Option<DType>, Option<Vec<Dim>>);

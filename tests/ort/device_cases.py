@@ -1,0 +1,682 @@
+"""The cases of test_device_memory.py. Each runs in a process of its own:
+
+    python device_cases.py LIBRARY CASE [ARGUMENT...]
+
+and passes if it exits with 0. The library is tests/device_ep, an EP whose device addresses fault when the host touches
+them, whose fresh memory is poisoned and whose streams are slow.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import json
+import pathlib
+import subprocess
+import sys
+import tempfile
+import threading
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+from onnx import TensorProto, helper
+
+EP = "DeviceTestExecutionProvider"
+VENDOR = 0xBEEF
+MINOR = int(ort.__version__.split(".")[1])
+LIBRARY = sys.argv[1] if len(sys.argv) > 1 else ""
+
+# ------------------------------------------------------------------------------------------------------------ helpers
+
+
+def report() -> dict[str, int]:
+    library = ctypes.CDLL(LIBRARY)
+    library.device_ep_report.restype = ctypes.c_void_p
+    library.device_ep_free.argtypes = [ctypes.c_void_p]
+    text = library.device_ep_report()
+    counts = json.loads(ctypes.string_at(text))
+    library.device_ep_free(text)
+    assert "bad_free" not in counts, counts
+    return counts
+
+
+def reset() -> None:
+    ctypes.CDLL(LIBRARY).device_ep_reset()
+
+
+def register(name: str = "device", library: str | None = None) -> None:
+    ort.register_execution_provider_library(name, library or LIBRARY)
+
+
+def devices(ep: str = EP):
+    return [device for device in ort.get_ep_devices() if device.ep_name == ep]
+
+
+def session(model, options=None, *, fallback=False, config=None, ep=EP) -> ort.InferenceSession:
+    """A session whose claimable nodes are on the EP under test; no fallback to ORT's CPU EP unless asked for."""
+    so = ort.SessionOptions()
+    so.log_severity_level = 4
+    for key, value in (config or {}).items():
+        so.add_session_config_entry(key, value)
+    if not fallback:
+        so.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
+    so.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
+    so.add_provider_for_devices(devices(ep)[:1], options or {})
+    if not isinstance(model, (str, bytes)):
+        model = model.SerializeToString()
+    return ort.InferenceSession(model, so)
+
+
+def placement(s: ort.InferenceSession) -> dict[str, set[str]]:
+    """EP name -> op types, without the Memcpy nodes that ORT adds."""
+    placed: dict[str, set[str]] = {}
+    for subgraph in s.get_provider_graph_assignment_info():
+        ops = {node.op_type for node in subgraph.get_nodes()}
+        placed.setdefault(subgraph.ep_name, set()).update(ops - {"MemcpyFromHost", "MemcpyToHost"})
+    return placed
+
+
+def model_of(nodes, inputs, outputs, initializers=(), functions=(), shape=("N", 3)) -> onnx.ModelProto:
+    info = lambda name: helper.make_tensor_value_info(name, TensorProto.FLOAT, shape)  # noqa: E731
+    graph = helper.make_graph(
+        [helper.make_node(op, ins, outs, name=f"{op}_{outs[0]}", **attrs) for op, ins, outs, attrs in nodes],
+        "g",
+        [info(name) for name in inputs],
+        [info(name) for name in outputs],
+        initializer=list(initializers),
+    )
+    domains = {function.domain for function in functions}
+    opsets = [helper.make_opsetid("", 21), *(helper.make_opsetid(domain, 1) for domain in domains)]
+    return helper.make_model(graph, opset_imports=opsets, ir_version=10, functions=list(functions))
+
+
+def chain() -> onnx.ModelProto:
+    """d = (a + b) * a"""
+    return model_of([("Add", ["a", "b"], ["c"], {}), ("Mul", ["c", "a"], ["d"], {})], ["a", "b"], ["d"])
+
+
+def feeds(n: int = 2, names: str = "ab") -> dict[str, np.ndarray]:
+    rng = np.random.default_rng()
+    return {name: rng.standard_normal((n, 3)).astype(np.float32) for name in names}
+
+
+def check(got: np.ndarray, want: np.ndarray) -> None:
+    """One rounding a float32 operation, at most four of them."""
+    np.testing.assert_allclose(got, want, rtol=1e-6, atol=1e-6)
+
+
+def on_device(array: np.ndarray) -> ort.OrtValue:
+    return ort.OrtValue.ortvalue_from_numpy(array, "gpu", 0, VENDOR)
+
+
+def empty_on_device(shape) -> ort.OrtValue:
+    return ort.OrtValue.ortvalue_from_shape_and_type(shape, np.float32, "gpu", 0, VENDOR)
+
+
+@contextlib.contextmanager
+def raises(kind: str, *texts: str):
+    try:
+        yield
+    except Exception as error:  # noqa: BLE001
+        assert type(error).__name__ == kind, f"{type(error).__name__}, not {kind}: {error}"
+        for text in texts:
+            assert text in str(error), f"no {text!r} in: {error}"
+    else:
+        raise AssertionError(f"no {kind} was raised")
+
+
+_HELPERS = set(globals())
+
+# --------------------------------------------------------------------------------------------------- the emulated device
+
+
+def host_touch_faults():
+    """The emulation itself: reading a device address from the host kills the process."""
+    register()
+    value = on_device(np.ones((2, 3), np.float32))
+    check(value.numpy(), np.ones((2, 3)))
+    ctypes.string_at(value.data_ptr(), 4)
+
+
+def fresh_memory_is_poisoned():
+    register()
+    value = empty_on_device([8])
+    assert (value.numpy().view(np.uint8) == 0xCE).all()
+
+
+# -------------------------------------------------------------------------------------------------------------- copies
+
+
+def run_copies_feeds_and_fetches():
+    register()
+    s = session(chain())
+    assert placement(s) == {EP: {"Add", "Mul"}}
+    reset()
+    f = feeds()
+    check(s.run(None, f)[0], (f["a"] + f["b"]) * f["a"])
+    r = report()
+    assert (r["copy_h2d_stream"], r["copy_d2h_stream"]) == (2, 1), r
+    assert r["alloc_on_stream"] == 3 and "alloc" not in r, r
+    assert (r["input_device"], r["output_device"], r["flush"], r["run_end_sync"]) == (2, 1, 1, 1), r
+    assert r["live_blocks"] == 0, r
+
+
+def empty_tensors():
+    register()
+    s = session(chain())
+    got = s.run(None, feeds(0))[0]
+    assert got.shape == (0, 3)
+    report()
+
+
+def bound_device_values_are_not_copied():
+    register()
+    s = session(chain())
+    f = feeds()
+    a, b, d = on_device(f["a"]), on_device(f["b"]), empty_on_device([2, 3])
+    binding = s.io_binding()
+    binding.bind_ortvalue_input("a", a)
+    binding.bind_ortvalue_input("b", b)
+    binding.bind_ortvalue_output("d", d)
+    reset()
+    s.run_with_iobinding(binding)
+    r = report()
+    assert not any(event.startswith(("copy", "alloc", "reserve")) for event in r), r
+    check(d.numpy(), (f["a"] + f["b"]) * f["a"])
+    # In place: the output takes the first input's buffer, and a new value of the other input counts.
+    binding.bind_ortvalue_output("d", a)
+    b.update_inplace(f["b"] * 2)
+    s.run_with_iobinding(binding)
+    check(a.numpy(), (f["a"] + f["b"] * 2) * f["a"])
+
+
+def output_bound_to_the_device_is_allocated_there():
+    register()
+    s = session(chain())
+    f = feeds()
+    reset()
+    binding = s.io_binding()
+    for name, array in f.items():
+        binding.bind_cpu_input(name, array)
+    # The public bind_output takes no vendor.
+    binding._iobinding.bind_output("d", ort.OrtDevice.make("gpu", 0, VENDOR)._get_c_device())
+    s.run_with_iobinding(binding)
+    r = report()
+    # Old runtimes copy where the input is bound, new ones in the Run.
+    assert r.get("copy_h2d_stream", 0) + r.get("copy_h2d_sync", 0) == 2, r
+    assert not any(event.startswith("copy_d2h") for event in r), r
+    value = binding.get_outputs()[0]
+    assert value.device_name() in ("gpu", "cuda"), value.device_name()  # "cuda" before 1.31
+    check(value.numpy(), (f["a"] + f["b"]) * f["a"])
+
+
+def bound_output_of_a_wrong_shape_is_refused():
+    register()
+    s = session(chain())
+    binding = s.io_binding()
+    for name, array in feeds().items():
+        binding.bind_cpu_input(name, array)
+    binding.bind_ortvalue_output("d", empty_on_device([5, 3]))
+    with raises("RuntimeError", "shape", "{5,3}", "{2,3}"):
+        s.run_with_iobinding(binding)
+
+
+def copies_between_device_values():
+    register()
+    source, target = on_device(np.arange(6, dtype=np.float32)), empty_on_device([6])
+    host = ort.OrtValue.ortvalue_from_numpy(np.zeros(6, np.float32))
+    reset()
+    ort.copy_tensors([source], [target])
+    ort.copy_tensors([target], [host])
+    check(host.numpy(), np.arange(6))
+    r = report()
+    assert (r["copy_d2d_sync"], r["copy_d2h_sync"]) == (1, 1), r
+
+
+def host_accessible_values_pass_uncopied():
+    if "memory_info" not in (ort.OrtValue.ortvalue_from_shape_and_type.__doc__ or ""):
+        return  # this runtime's Python cannot make such a value
+    register()
+    s = session(chain())
+    info = devices()[0].memory_info(ort.OrtDeviceMemoryType.HOST_ACCESSIBLE)
+    value = ort.OrtValue.ortvalue_from_shape_and_type([2, 3], np.float32, memory_info=info)
+    f = feeds()
+    value.numpy()[...] = f["a"]
+    binding = s.io_binding()
+    binding.bind_ortvalue_input("a", value)
+    binding.bind_ortvalue_input("b", on_device(f["b"]))
+    binding.bind_ortvalue_output("d", empty_on_device([2, 3]))
+    reset()
+    s.run_with_iobinding(binding)
+    r = report()
+    assert r["input_pinned"] == 1 and not any(event.startswith("copy") for event in r), r
+    check(binding.get_outputs()[0].numpy(), (f["a"] + f["b"]) * f["a"])
+
+
+def out_of_device_memory():
+    register()
+    s = session(chain())
+    big = np.zeros((30_000_000, 3), np.float32)
+    with raises("Fail", "lloca"):  # "Allocation failed", "Failed to allocate memory"...
+        s.run(None, {"a": big, "b": big})
+    f = feeds()
+    check(s.run(None, f)[0], (f["a"] + f["b"]) * f["a"])
+    report()
+
+
+# ------------------------------------------------------------------------------------------------- neighbours on the CPU
+
+
+def input_shared_with_a_cpu_node_arrives_in_host_memory():
+    """ORT's Memcpy nodes run on its CPU EP here, and leave the value where it is."""
+    register()
+    nodes = [("Abs", ["a"], ["e"], {}), ("Add", ["a", "b"], ["c"], {}), ("Mul", ["c", "e"], ["d"], {})]
+    s = session(model_of(nodes, ["a", "b"], ["d"]), fallback=True)
+    assert placement(s) == {EP: {"Add", "Mul"}, "CPUExecutionProvider": {"Abs"}}, placement(s)
+    reset()
+    f = feeds()
+    check(s.run(None, f)[0], (f["a"] + f["b"]) * np.abs(f["a"]))
+    r = report()
+    assert r["input_host"] >= 2, r
+
+
+def cpu_node_in_the_middle():
+    register()
+    nodes = [("Add", ["a", "b"], ["c"], {}), ("Exp", ["c"], ["e"], {}), ("Mul", ["e", "c"], ["d"], {})]
+    s = session(model_of(nodes, ["a", "b"], ["d"]), fallback=True)
+    assert placement(s) == {EP: {"Add", "Mul"}, "CPUExecutionProvider": {"Exp"}}, placement(s)
+    reset()
+    for _ in range(5):
+        f = feeds()
+        c = f["a"] + f["b"]
+        check(s.run(None, f)[0], np.exp(c) * c)
+    r = report()
+    assert r["run"] == 10 and r["wait_on_device_null"] + r.get("wait_on_host", 0) >= 5, r
+    assert r["input_host"] >= 5, r
+
+
+def bodies_of_control_flow_are_not_claimed():
+    register()
+    info = lambda name: helper.make_tensor_value_info(name, TensorProto.FLOAT, None)  # noqa: E731
+    body = lambda op: helper.make_graph([helper.make_node(op, ["c", "b"], ["r"])], op, [], [info("r")])  # noqa: E731
+    flag = helper.make_tensor_value_info("flag", TensorProto.BOOL, [])
+    model = model_of([("Add", ["a", "b"], ["c"], {})], ["a", "b"], ["d"])
+    model.graph.input.append(flag)
+    model.graph.node.append(
+        helper.make_node("If", ["flag"], ["d"], then_branch=body("Add"), else_branch=body("Mul"))
+    )
+    s = session(model, fallback=True)
+    f = feeds()
+    c = f["a"] + f["b"]
+    check(s.run(None, {**f, "flag": np.array(True)})[0], c + f["b"])
+    check(s.run(None, {**f, "flag": np.array(False)})[0], c * f["b"])
+    assert report()["claim"] >= 3
+
+
+# --------------------------------------------------------------------------------------------------- graphs and constants
+
+
+def functions_are_offered_before_inlining():
+    """GetCapability comes several times for one graph; what it says each time must fit."""
+    register()
+    function = helper.make_function(
+        "local", "Square", ["x"], ["y"], [helper.make_node("Mul", ["x", "x"], ["y"])], [helper.make_opsetid("", 21)]
+    )
+    nodes = [("Square", ["a"], ["s"], {"domain": "local"}), ("Add", ["s", "b"], ["d"], {})]
+    s = session(model_of(nodes, ["a", "b"], ["d"], functions=[function]))
+    f = feeds()
+    check(s.run(None, f)[0], f["a"] ** 2 + f["b"])
+    assert report()["claim"] >= 2
+
+
+def constants_inline_and_in_a_file():
+    register()
+    rng = np.random.default_rng()
+    w, v = (rng.standard_normal((2, 3)).astype(np.float32) for _ in range(2))
+    nodes = [("Add", ["a", "w"], ["c"], {}), ("Mul", ["c", "v"], ["d"], {})]
+    initializers = [onnx.numpy_helper.from_array(w, "w"), onnx.numpy_helper.from_array(v, "v")]
+    model = model_of(nodes, ["a"], ["d"], initializers)
+    with tempfile.TemporaryDirectory() as folder:
+        folder = pathlib.Path(folder)
+        (folder / "deep").mkdir()
+        offset = 4096
+        (folder / "deep" / "w.bin").write_bytes(bytes(offset) + w.tobytes())
+        tensor = model.graph.initializer[0]
+        tensor.ClearField("raw_data")
+        tensor.data_location = TensorProto.EXTERNAL
+        for key, value in {"location": "deep/w.bin", "offset": offset, "length": w.nbytes}.items():
+            tensor.external_data.add(key=key, value=str(value))
+        (folder / "model.onnx").write_bytes(model.SerializeToString())
+        a = feeds(names="a")
+        from_file = session(str(folder / "model.onnx"))
+        r = report()
+        assert (r["constant_external"], r["constant_inline"]) == (1, 1), r
+        key = "session.model_external_initializers_file_folder_path"
+        from_bytes = session(model, config={key: str(folder)})
+        assert report()["constant_external"] == 2
+        for s in (from_file, from_bytes):
+            assert [i.name for i in s.get_inputs()] == ["a"]
+            check(s.run(None, a)[0], (a["a"] + w) * v)
+
+
+def many_groups():
+    register()
+    nodes = [("Add", ["a", "b"], ["c0"], {})]
+    nodes += [("Mul" if i % 2 else "Add", [f"c{i}", "b"], [f"c{i + 1}"], {}) for i in range(9)]
+    s = session(model_of(nodes, ["a", "b"], ["c9"]), {"fuse": "0"})
+    f = feeds()
+    want = f["a"] + f["b"]
+    for i in range(9):
+        want = want * f["b"] if i % 2 else want + f["b"]
+    reset()
+    np.testing.assert_allclose(s.run(None, f)[0], want, rtol=1e-5, atol=1e-5)
+    assert report()["run"] == 10
+
+
+def optional_graph_inputs_stay_inputs():
+    """An initializer that callers may override is no constant."""
+    register()
+    w = np.full((2, 3), 2, np.float32)
+    nodes = [("Add", ["a", "w"], ["d"], {})]
+    s = session(model_of(nodes, ["a", "w"], ["d"], [onnx.numpy_helper.from_array(w, "w")]))
+    f = feeds(names="aw")
+    check(s.run(None, {"a": f["a"]})[0], f["a"] + 2)
+    check(s.run(None, f)[0], f["a"] + f["w"])
+
+
+# ----------------------------------------------------------------------------------------------------- streams, threads
+
+
+def one_stream_a_thread():
+    register()
+    s = session(chain())
+    s.run(None, feeds())
+    reset()
+    errors = []
+    gate = threading.Barrier(4)
+
+    def work():
+        try:
+            gate.wait()
+            for _ in range(20):
+                f = feeds(int(np.random.default_rng().integers(1, 9)))
+                check(s.run(None, f)[0], (f["a"] + f["b"]) * f["a"])
+        except BaseException as error:  # noqa: BLE001
+            errors.append(error)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    [thread.start() for thread in threads]
+    [thread.join() for thread in threads]
+    assert not errors, errors
+    r = report()
+    created = r["stream_create"]
+    # 1.24 may give a new thread the main thread's idle stream.
+    assert created == 4 or (MINOR == 24 and created == 3), r
+    assert r["run_on_stream"] == 80, r
+    del s
+    gc.collect()
+    r = report()
+    assert r["stream_release"] == created + 1 and r["live_blocks"] == 0, r
+
+
+def runs_one_at_a_time_when_asked():
+    register()
+    s = session(chain(), {"concurrent": "0"})
+    threads = []
+    for _ in range(3):
+        threads.append(threading.Thread(target=lambda: [s.run(None, feeds()) for _ in range(5)]))
+    [thread.start() for thread in threads]
+    [thread.join() for thread in threads]
+    assert report()["run"] == 15
+
+
+def no_streams():
+    register("device sync")
+    s = session(chain())
+    f = feeds()
+    check(s.run(None, f)[0], (f["a"] + f["b"]) * f["a"])
+    r = report()
+    assert "stream_create" not in r and r["alloc"] == 3, r
+
+
+def run_without_synchronisation():
+    register()
+    s = session(chain())
+    f = feeds()
+    binding = s.io_binding()
+    binding.bind_ortvalue_input("a", on_device(f["a"]))
+    binding.bind_ortvalue_input("b", on_device(f["b"]))
+    target = empty_on_device([2, 3])
+    binding.bind_ortvalue_output("d", target)
+    options = ort.RunOptions()
+    options.add_run_config_entry("disable_synchronize_execution_providers", "1")
+    options.add_run_config_entry("device_ep.mark", "1")
+    reset()
+    s.run_with_iobinding(binding, options)
+    r = report()
+    assert "flush" not in r and (r["run_end_async"], r["run_start_marked"]) == (1, 1), r
+    s.run_with_iobinding(binding)  # the same stream, waited for
+    check(target.numpy(), (f["a"] + f["b"]) * f["a"])
+
+
+# ---------------------------------------------------------------------------------------------------------------- errors
+
+
+def failing_session(stage: str, how: str):
+    register()
+    s, f = None, feeds()
+    option = {"fail": "fail_at", "panic": "panic_at"}[how]
+    text = f"injected {'failure' if how == 'fail' else 'panic'} in {stage}"
+    options = {option: stage}
+    if stage in ("create_ep", "claim", "compile"):
+        for fallback in (False, True):
+            with raises("Fail", text):
+                session(chain(), options, fallback=fallback)
+    else:
+        s = session(chain(), options)
+        for _ in range(3):
+            with raises("Fail", text):
+                s.run(None, f)
+    # The process is as good as new.
+    good = session(chain())
+    check(good.run(None, f)[0], (f["a"] + f["b"]) * f["a"])
+    del s, good
+    gc.collect()
+    r = report()
+    assert r["ep_create"] == r["ep_release"], r
+    compiled = r["compile"] - 2 * (stage == "compile")
+    assert r["compiled_release"] == compiled and r["live_blocks"] == 0, r
+
+
+def errors_of_a_node_name_it():
+    register()
+    s = session(model_of([("Add", ["a", "b"], ["d"], {})], ["a", "b"], ["d"], shape=("N", "M")))
+    with raises("Fail", "ai.onnx::Add", "[2, 3] and [4, 5]", "equal shapes or a single element"):
+        s.run(None, {"a": np.zeros((2, 3), np.float32), "b": np.zeros((4, 5), np.float32)})
+
+
+def unknown_options_are_refused():
+    register()
+    with raises("InvalidArgument", "provider option 'concurent'", "did you mean 'concurrent'"):
+        session(chain(), {"concurent": "1"})
+    with raises("InvalidArgument", "'fail_at': got 'nowhere'", "one of none, create_ep"):
+        session(chain(), {"fail_at": "nowhere"})
+
+
+def failing_registration(callback: str):
+    kind = "panic in GetSupportedDevices" if callback == "panic" else f"injected failure in {callback}"
+    with raises("Fail", kind):
+        register(f"device fail={callback}")
+    # Nothing is left behind that hurts.
+    register("good")
+    f = feeds()
+    check(session(chain()).run(None, f)[0], (f["a"] + f["b"]) * f["a"])
+
+
+def too_old_a_runtime():
+    """Run on 1.23 alone."""
+    with raises("Fail", f"ONNX Runtime {ort.__version__} is not supported, 1.24 or newer is needed"):
+        register()
+
+
+# ------------------------------------------------------------------------------------------------- registration, ends
+
+
+def device_shows_what_it_is():
+    register()
+    (device,) = devices()
+    assert device.ep_vendor == "nxrt tests" and device.ep_options == {"concurrent": "1"}
+    assert device.ep_metadata["emulated"] == "1" and device.ep_metadata["version"].count(".") == 2
+    assert device.device.type == ort.OrtHardwareDeviceType.CPU
+
+
+def registered_name_can_name_the_ep():
+    register("MyOwnExecutionProvider")
+    assert not devices() and len(devices("MyOwnExecutionProvider")) == 1
+    s = session(chain(), {"concurrent": "0"}, ep="MyOwnExecutionProvider")
+    f = feeds()
+    check(s.run(None, f)[0], (f["a"] + f["b"]) * f["a"])
+    assert placement(s) == {"MyOwnExecutionProvider": {"Add", "Mul"}}
+
+
+def exit_with_everything_alive():
+    global keep
+    register()
+    s = session(chain())
+    s.run(None, feeds())
+    keep = (s, s.io_binding(), on_device(np.ones(3, np.float32)))
+
+
+def exit_right_after_registration():
+    register()
+
+
+def unregister_then_exit():
+    register()
+    session(chain()).run(None, feeds())
+    gc.collect()
+    ort.unregister_execution_provider_library("device")
+    assert not devices()
+
+
+def session_outlives_its_registration():
+    register()
+    s = session(chain())
+    s.run(None, feeds())
+    ort.unregister_execution_provider_library("device")
+    f = feeds()
+    check(s.run(None, f)[0], (f["a"] + f["b"]) * f["a"])
+    thread = threading.Thread(target=lambda: s.run(None, feeds()))  # a new stream from a released factory
+    thread.start()
+    thread.join()
+    del s
+    gc.collect()
+    r = report()
+    assert r["ep_create"] == r["ep_release"] == 1, r
+
+
+def session_alive_at_exit_after_unregistration():
+    global keep
+    register()
+    keep = session(chain())
+    keep.run(None, feeds())
+    ort.unregister_execution_provider_library("device")
+
+
+def old_and_new_registration_together():
+    register()
+    old = session(chain())
+    ort.unregister_execution_provider_library("device")
+    register()
+    new = session(chain())
+    for s in (old, new, old):
+        f = feeds()
+        check(s.run(None, f)[0], (f["a"] + f["b"]) * f["a"])
+    del old
+    gc.collect()
+    f = feeds()
+    check(new.run(None, f)[0], (f["a"] + f["b"]) * f["a"])
+
+
+def register_and_unregister_again_and_again():
+    for i in range(20):
+        register(f"device {i % 3}")
+        s = session(chain())
+        f = feeds()
+        check(s.run(None, f)[0], (f["a"] + f["b"]) * f["a"])
+        if i % 2:
+            del s
+            gc.collect()
+        ort.unregister_execution_provider_library(f"device {i % 3}")
+
+
+def same_name_twice():
+    register()
+    with raises("Fail", "already registered"):
+        register()
+    f = feeds()
+    check(session(chain()).run(None, f)[0], (f["a"] + f["b"]) * f["a"])
+
+
+def two_names_of_one_library():
+    register("one")
+    register("TwoExecutionProvider")
+    f = feeds()
+    for ep in (EP, "TwoExecutionProvider"):
+        check(session(chain(), ep=ep).run(None, f)[0], (f["a"] + f["b"]) * f["a"])
+    ort.unregister_execution_provider_library("one")
+    check(session(chain(), ep="TwoExecutionProvider").run(None, f)[0], (f["a"] + f["b"]) * f["a"])
+
+
+def legacy_providers_argument():
+    if MINOR < 25:
+        return  # a plugin EP cannot be named there
+    register()
+    model = chain().SerializeToString()
+    s = ort.InferenceSession(model, providers=[(EP, {"concurrent": "0"})])
+    f = feeds()
+    check(s.run(None, f)[0], (f["a"] + f["b"]) * f["a"])
+    assert report()["run"] == 1
+
+
+def flat_memory():
+    """200 Runs and 20 sessions leave nothing behind."""
+    register()
+    s = session(chain())
+    rng = np.random.default_rng()
+    for _ in range(200):
+        f = feeds(int(rng.integers(1, 64)))
+        check(s.run(None, f)[0], (f["a"] + f["b"]) * f["a"])
+    for _ in range(20):
+        session(chain()).run(None, feeds())
+    del s
+    gc.collect()
+    r = report()
+    assert r["live_blocks"] == 0 and r["ep_create"] == r["ep_release"] == 21, r
+    assert r["stream_create"] == r["stream_release"], r
+    assert r["free"] == r.get("alloc", 0) + r.get("alloc_on_stream", 0) + r.get("reserve", 0), r
+
+
+_CASES = set(globals()) - _HELPERS
+
+
+def cases() -> list[str]:
+    return sorted(name for name in _CASES if callable(globals()[name]))
+
+
+def main():
+    case, *arguments = sys.argv[2:]
+    assert case in cases(), case
+    globals()[case](*arguments)
+
+
+def run(library: str, case: str, *arguments: str) -> subprocess.CompletedProcess:
+    """Runs a case in a child process."""
+    command = [sys.executable, __file__, library, case, *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+
+
+if __name__ == "__main__":
+    main()
