@@ -2,6 +2,7 @@
 
 use crate::op::OpDef;
 
+mod attention;
 mod cast;
 mod causal_conv;
 mod elementwise;
@@ -22,6 +23,7 @@ mod silu_mul;
 /// Every definition.
 pub fn all() -> impl Iterator<Item = &'static OpDef> {
     [
+        attention::OPS,
         cast::OPS,
         causal_conv::OPS,
         elementwise::binary::IRREGULAR,

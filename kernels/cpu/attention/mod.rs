@@ -52,7 +52,8 @@ pub struct Rows<'a, T> {
 }
 
 impl<'a, T> Rows<'a, T> {
-    fn get(&self, b: usize, head: usize, t: usize, len: usize) -> &'a [T] {
+    /// Row `t`, `len` elements.
+    pub fn get(&self, b: usize, head: usize, t: usize, len: usize) -> &'a [T] {
         let at = b * self.batch + head * self.head + t * self.row;
         &self.data[at..at + len]
     }
