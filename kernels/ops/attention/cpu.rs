@@ -172,7 +172,7 @@ impl Sdpa {
             *held = Some(to);
         }
         let rows = |i: usize, head: usize| match &held[i] {
-            Some(data) => Rows { data: &**data, batch: d.kv_heads * d.keys() * head, head: d.keys() * head, row: head },
+            Some(data) => Rows { data, batch: d.kv_heads * d.keys() * head, head: d.keys() * head, row: head },
             None => d.arriving(cx.required([slot::K, slot::V][i]).slice::<T>(), head),
         };
         let mask = cx.input(slot::MASK).map(|t| Mask::new(t, d.keys()));
