@@ -43,6 +43,7 @@ CASES = [
     "optional_graph_inputs_stay_inputs",
     "out_of_device_memory",
     "output_bound_to_the_device_is_allocated_there",
+    "reader_sees_what_the_model_says",
     "register_and_unregister_again_and_again",
     "registered_name_can_name_the_ep",
     "run_copies_feeds_and_fetches",

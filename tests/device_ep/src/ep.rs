@@ -35,6 +35,9 @@ pub struct DeviceEp {
     faults: Faults,
     concurrent: bool,
     fuse: bool,
+    /// Folder to write graphs to; empty for none.
+    dump: String,
+    dumped: AtomicUsize,
 }
 
 impl DeviceEp {
@@ -42,7 +45,22 @@ impl DeviceEp {
         logger.log(Level::Info, format_args!("device_ep: a session"));
         let faults = Faults { fail_at: options.text("fail_at").into(), panic_at: options.text("panic_at").into() };
         count("ep_create");
-        Self { faults, concurrent: options.bool("concurrent"), fuse: options.bool("fuse") }
+        Self {
+            faults,
+            concurrent: options.bool("concurrent"),
+            fuse: options.bool("fuse"),
+            dump: options.text("dump").into(),
+            dumped: AtomicUsize::default(),
+        }
+    }
+
+    /// Writes the graph to the dump folder as `<stage><number>.json`.
+    fn dump(&self, stage: &str, graph: &Graph) {
+        if !self.dump.is_empty() {
+            let number = self.dumped.fetch_add(1, Ordering::Relaxed);
+            let file = std::path::Path::new(&self.dump).join(format!("{stage}{number}.json"));
+            std::fs::write(file, crate::dump::json(graph)).expect("the test gives a folder");
+        }
     }
 
     pub fn inject(&self, stage: &str) -> Result<()> {
@@ -70,6 +88,7 @@ impl Ep for DeviceEp {
     /// Stretches of the topological order without a foreign node, which are convex.
     fn claim(&self, graph: &Graph) -> Vec<Vec<NodeId>> {
         count("claim");
+        self.dump("claim", graph);
         if let Err(error) = self.inject("claim") {
             panic!("{error}");
         }
@@ -86,6 +105,7 @@ impl Ep for DeviceEp {
 
     fn compile(&self, graph: Graph, _name: &str) -> Result<Box<dyn Compiled>> {
         count("compile");
+        self.dump("compile", &graph);
         self.inject("compile")?;
         let mut constants = HashMap::new();
         for (id, value) in graph.values.iter().enumerate() {

@@ -5,6 +5,7 @@
 //! options `fail_at` and `panic_at`, at registration by a registered name that ends in `fail=<callback>`.
 
 mod arena;
+mod dump;
 mod ep;
 mod memory;
 pub mod report;
@@ -25,6 +26,7 @@ const STAGES: &[&str] = &["none", "create_ep", "claim", "compile", "run", "task"
 
 /// The options of a session.
 const OPTIONS: &[OptionDef] = &[
+    OptionDef { name: "dump", kind: Kind::Text, default: "", help: "Folder for each graph of a claim or compile." },
     OptionDef { name: "fail_at", kind: Kind::Choice(STAGES), default: "none", help: "Callback that returns an error." },
     OptionDef { name: "panic_at", kind: Kind::Choice(STAGES), default: "none", help: "Callback that panics." },
     OptionDef { name: "concurrent", kind: Kind::Bool, default: "1", help: "Whether Runs may overlap." },
