@@ -51,7 +51,7 @@ fmt:  ## Format the Rust code
 
 lint:  ## rustfmt and clippy, warnings are errors
 	cargo fmt --all --check
-	for package in $(PACKAGES) ep-cpu-python; do
+	for package in $(PACKAGES) ep-cpu-python device-ep; do
 	    cargo clippy --quiet --locked --all-targets -p $$package -- -D warnings
 	done
 
@@ -73,7 +73,7 @@ older-orts: $(OLDER_ORTS:%=older-ort-%)  ## The same binary on older ONNX Runtim
 
 older-ort-%: $(CACHE)/ort-%/stamp $(STAMPS)/wheel
 	library=$$($(PY) -c 'import nxrt_ep_cpu; print(nxrt_ep_cpu.get_library_path())')
-	$(CACHE)/ort-$*/bin/python -m pytest -q tests/ort/test_older.py --ep-library "$$library"
+	$(CACHE)/ort-$*/bin/python -m pytest -q tests/ort/test_older.py tests/ort/test_device_memory.py --ep-library "$$library"
 
 fuzz:  ## Coverage-guided fuzzing, a short run of every target
 	@echo "no fuzz targets yet"
