@@ -2,9 +2,12 @@
 
 use crate::op::OpDef;
 
+mod arg;
 mod attention;
 mod cast;
 mod causal_conv;
+mod compress;
+mod cumulative;
 mod elementwise;
 mod gather;
 mod gather_block_quantized;
@@ -15,17 +18,27 @@ mod linear_attention_gate;
 mod matmul_nbits;
 mod movement;
 mod norm;
+mod one_hot;
+mod pad;
+mod range;
 mod reduce;
 mod rotary_embedding;
+mod scatter;
 mod shape;
 mod silu_mul;
+mod softmax;
+mod top_k;
+mod trilu;
 
 /// Every definition.
 pub fn all() -> impl Iterator<Item = &'static OpDef> {
     [
+        arg::OPS,
         attention::OPS,
         cast::OPS,
         causal_conv::OPS,
+        compress::OPS,
+        cumulative::OPS,
         elementwise::binary::IRREGULAR,
         elementwise::binary::OPS,
         elementwise::pow::OPS,
@@ -48,13 +61,20 @@ pub fn all() -> impl Iterator<Item = &'static OpDef> {
         norm::layer::OPS,
         norm::lp::OPS,
         norm::skip::OPS,
+        one_hot::OPS,
+        pad::OPS,
+        range::OPS,
         reduce::OPS,
         rotary_embedding::OPS,
+        scatter::OPS,
         shape::constant::OPS,
         shape::reshape::OPS,
         shape::size::OPS,
         shape::squeeze::OPS,
         silu_mul::OPS,
+        softmax::OPS,
+        top_k::OPS,
+        trilu::OPS,
     ]
     .into_iter()
     .flatten()

@@ -24,6 +24,13 @@ impl<'a> Indices<'a> {
         }
     }
 
+    pub(crate) fn len(&self) -> usize {
+        match self {
+            Self::I32(s) => s.len(),
+            Self::I64(s) => s.len(),
+        }
+    }
+
     /// Index `i` as given.
     #[inline(always)]
     pub(crate) fn get(&self, i: usize) -> i64 {

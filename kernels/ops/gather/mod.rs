@@ -6,6 +6,8 @@ mod cpu;
 mod tests;
 
 use crate::cpu::number::MOVABLE;
+pub(crate) use cpu::{Indices, NdPlan, element};
+
 use crate::fact::{self, Fact};
 use crate::op::{Decline, NodeCx, OpDef};
 use crate::ops::elementwise::{check_rank, claim_rank};
