@@ -29,6 +29,8 @@ pub trait Number: Stored<C = Self> + PartialOrd {
     fn sign(self) -> Self;
     fn is_nan(self) -> bool;
     fn to_f64(self) -> f64;
+    /// A number of the same order; NaN is above all, and the zeros are equal.
+    fn order(self) -> u64;
     /// Rounds floats; integers truncate and saturate.
     fn of_f64(v: f64) -> Self;
     fn pow(self, exponent: f64) -> Self;
@@ -100,6 +102,11 @@ macro_rules! integer_number {
             #[inline(always)]
             fn to_f64(self) -> f64 {
                 self as f64
+            }
+            #[inline(always)]
+            fn order(self) -> u64 {
+                // Signed types move up by half of their range; unsigned ones have no value below 0.
+                (self as u64).wrapping_add(if Self::MIN == 0 { 0 } else { 1 << 63 })
             }
             #[inline(always)]
             fn of_f64(v: f64) -> Self {
@@ -201,6 +208,15 @@ macro_rules! float_number {
             #[inline(always)]
             fn to_f64(self) -> f64 {
                 self.into()
+            }
+            #[inline(always)]
+            fn order(self) -> u64 {
+                if self.is_nan() {
+                    return u64::MAX;
+                }
+                // Adding 0 makes -0 the zero that +0 is.
+                let bits = (f64::from(self) + 0.0).to_bits();
+                if bits >> 63 == 1 { !bits } else { bits | 1 << 63 }
             }
             #[inline(always)]
             fn of_f64(v: f64) -> Self {

@@ -17,3 +17,4 @@ pub mod simd;
 pub mod sink;
 pub mod split;
 pub mod view;
+pub mod wide;

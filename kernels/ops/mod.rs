@@ -7,6 +7,7 @@ mod attention;
 mod cast;
 mod causal_conv;
 mod compress;
+mod conv;
 mod cumulative;
 mod elementwise;
 mod gather;
@@ -27,8 +28,12 @@ mod scatter;
 mod shape;
 mod silu_mul;
 mod softmax;
+mod tensor_scatter;
 mod top_k;
 mod trilu;
+
+#[cfg(test)]
+mod testing;
 
 /// Every definition.
 pub fn all() -> impl Iterator<Item = &'static OpDef> {
@@ -38,6 +43,7 @@ pub fn all() -> impl Iterator<Item = &'static OpDef> {
         cast::OPS,
         causal_conv::OPS,
         compress::OPS,
+        conv::OPS,
         cumulative::OPS,
         elementwise::binary::IRREGULAR,
         elementwise::binary::OPS,
@@ -73,6 +79,7 @@ pub fn all() -> impl Iterator<Item = &'static OpDef> {
         shape::squeeze::OPS,
         silu_mul::OPS,
         softmax::OPS,
+        tensor_scatter::OPS,
         top_k::OPS,
         trilu::OPS,
     ]

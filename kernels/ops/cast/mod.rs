@@ -1,21 +1,25 @@
 //! Cast and CastLike: <https://onnx.ai/onnx/operators/onnx__Cast.html>,
 //! <https://onnx.ai/onnx/operators/onnx__CastLike.html>.
 
-mod convert;
 #[cfg(test)]
 mod tests;
 
 use crate::build::BuildCx;
+use crate::cpu::float::Float;
+use crate::cpu::map::BLOCK;
 use crate::cpu::number::{ANY, Stored};
+use crate::cpu::wide::{self, Kind, Load, Store, Wide};
 use crate::fact::Fact;
 use crate::kernel::{Kernel, RunCx};
 use crate::op::{Decline, NodeCx, OpDef};
 use crate::ops::elementwise::CHEAP;
 use crate::ops::identity::Copy;
+use crate::par::SharedMut;
 use crate::settings::Tier;
 use crate::with_any;
+use abi::tensor::Element;
 use abi::{DType, Result};
-use convert::{Convert, convert};
+use half::{bf16, f16};
 
 /// The definitions.
 pub const OPS: &[OpDef] =
@@ -54,23 +58,65 @@ fn build(cx: &mut BuildCx) -> Result<Box<dyn Kernel>> {
     if from == to {
         return Ok(Box::new(Copy));
     }
-    Ok(with_any!(from, T => with_any!(to, R => Box::new(Cast::<T, R> { convert: convert::<T, R>, tier }))))
+    // The pairs that models are full of go straight.
+    Ok(match (from, to) {
+        (DType::F16, DType::F32) => Box::new(Direct::<f16, f32>(Float::widen)),
+        (DType::BF16, DType::F32) => Box::new(Direct::<bf16, f32>(Float::widen)),
+        (DType::F32, DType::F16) => Box::new(Direct::<f32, f16>(Float::narrow)),
+        (DType::F32, DType::BF16) => Box::new(Direct::<f32, bf16>(Float::narrow)),
+        _ => with_any!(from, T => {
+            type W = <<T as Stored>::C as Kind>::Wide;
+            let store = with_any!(to, R => wide::store::<R, W> as Store<W>);
+            Box::new(Cast::<W> { load: wide::load::<T, W>, store, tier })
+        }),
+    })
 }
 
-struct Cast<T, R> {
-    convert: fn(Tier, &[T], &mut [R]),
-    tier: Tier,
-}
+/// Between float formats, by the slice.
+struct Direct<T, R>(fn(&[T], &mut [R]));
 
-impl<T: Stored<C: Convert<R::C>>, R: Stored> Kernel for Cast<T, R> {
+impl<T: Element, R: Element> Kernel for Direct<T, R> {
     fn run(&self, cx: &mut RunCx<'_>) -> Result<()> {
         let from = cx.required(0).slice::<T>();
         if let Some(mut out) = cx.output(0) {
             cx.par.chunks_mut(out.slice::<R>(), CHEAP, |i, out| {
                 let start = i * CHEAP;
-                (self.convert)(self.tier, &from[start..start + out.len()], out);
+                (self.0)(&from[start..start + out.len()], out);
             });
         }
+        Ok(())
+    }
+}
+
+/// By way of the wide type that holds the input exactly.
+struct Cast<W> {
+    load: Load<W>,
+    store: Store<W>,
+    tier: Tier,
+}
+
+impl<W: Wide> Kernel for Cast<W> {
+    fn run(&self, cx: &mut RunCx<'_>) -> Result<()> {
+        let from = cx.required(0).bytes();
+        let Some(mut out) = cx.output(0) else {
+            return Ok(());
+        };
+        let n = out.len();
+        if n == 0 {
+            return Ok(());
+        }
+        let size = out.bytes().len() / n;
+        let out = SharedMut::new(out.bytes());
+        cx.par.ranges(n, CHEAP, |range| {
+            let mut block = [W::ZERO; BLOCK];
+            for start in range.clone().step_by(BLOCK) {
+                let end = (start + BLOCK).min(range.end);
+                let block = &mut block[..end - start];
+                (self.load)(self.tier, from, start, 1, block);
+                // SAFETY: the ranges of one loop do not overlap.
+                (self.store)(self.tier, block, unsafe { out.slice(start * size..end * size) });
+            }
+        });
         Ok(())
     }
 }

@@ -4,88 +4,13 @@
 
 use super::Axes;
 use crate::cpu::arithmetic::Number;
-use crate::cpu::map::{BLOCK, Task, vectorize};
-use crate::cpu::number::{Bool, Stored};
+use crate::cpu::map::BLOCK;
 use crate::cpu::view::{Strides, View};
+use crate::cpu::wide::{Load, Store, Wide};
 use crate::kernel::{Kernel, RunCx};
 use crate::par::SharedMut;
 use crate::settings::Tier;
 use abi::Result;
-use std::marker::PhantomData;
-
-/// A type of computation that widens to an accumulator.
-pub trait Accumulate: Stored<C = Self> + Widen<Self::Wide> + Widen<f64> {
-    /// The accumulator that loses nothing.
-    type Wide: Number;
-}
-
-/// To and from an accumulator.
-pub trait Widen<A>: Copy {
-    /// Exact where `A` is the type's own accumulator.
-    fn widen(self) -> A;
-    /// Rounds floats, wraps integers.
-    fn narrow(a: A) -> Self;
-}
-
-macro_rules! accumulate {
-    ($($t:ident $wide:ident;)*) => {$(
-        impl Accumulate for $t {
-            type Wide = $wide;
-        }
-        accumulate!(@widen $t $wide);
-    )*};
-    (@widen $t:ident f64) => {
-        accumulate!(@one $t f64);
-    };
-    (@widen $t:ident $wide:ident) => {
-        accumulate!(@one $t $wide);
-        accumulate!(@one $t f64);
-    };
-    (@one $t:ident $a:ident) => {
-        impl Widen<$a> for $t {
-            #[inline(always)]
-            fn widen(self) -> $a {
-                self as $a
-            }
-            #[inline(always)]
-            fn narrow(a: $a) -> Self {
-                a as $t
-            }
-        }
-    };
-}
-accumulate! {
-    f32 f64;
-    f64 f64;
-    i8 i64;
-    i16 i64;
-    i32 i64;
-    i64 i64;
-    u8 u64;
-    u16 u64;
-    u32 u64;
-    u64 u64;
-}
-
-macro_rules! accumulate_bool {
-    ($($a:ident)*) => {$(
-        impl Widen<$a> for Bool {
-            #[inline(always)]
-            fn widen(self) -> $a {
-                self.is_true() as u8 as $a
-            }
-            #[inline(always)]
-            fn narrow(a: $a) -> Self {
-                (a >= 1u8 as $a).into()
-            }
-        }
-    )*};
-}
-accumulate_bool!(u64 f64);
-
-impl Accumulate for Bool {
-    type Wide = u64;
-}
 
 /// A reduction over accumulators `A`. The functions are `#[inline(always)]`.
 pub trait Reduce<A: Number>: Send + Sync + 'static {
@@ -169,20 +94,66 @@ reduce! {
     LogSumExp[f64: ] 0.0, |acc, x| acc + x.exp(), |a, b| a + b, finish |r, _n, shift| r.ln() + shift, true;
 }
 
-/// The kernel of reduction `O` of `T` in `A`.
-pub struct Reducer<O, T, A> {
-    axes: Axes,
-    tier: Tier,
-    kind: PhantomData<fn() -> (O, T, A)>,
+/// A reduction's loops over accumulators `A`.
+pub struct Folds<A> {
+    /// See [`Reduce::SHIFTED`].
+    shifted: bool,
+    empty: A,
+    /// Folds elements, less the shift, into one result.
+    row: fn(&[A], A) -> A,
+    join: fn(A, A) -> A,
+    /// Takes an element each, less its shift, into the results.
+    columns: fn(&[A], &mut [A], &[A]),
+    finish: fn(A, usize, A) -> A,
 }
 
-impl<O, T, A> Reducer<O, T, A> {
-    pub(super) fn new(axes: Axes, tier: Tier) -> Self {
-        Self { axes, tier, kind: PhantomData }
+impl<A: Wide> Folds<A> {
+    /// Those of `O`.
+    pub fn of<O: Reduce<A>>() -> Self {
+        Self {
+            shifted: O::SHIFTED,
+            empty: O::empty(),
+            row: row::<O, A>,
+            join: O::join,
+            columns: columns::<O, A>,
+            finish: O::finish,
+        }
     }
 }
 
-impl<O: Reduce<A>, T: Stored<C: Widen<A>>, A: Number> Kernel for Reducer<O, T, A> {
+/// Independent partial results of one row.
+const LANES: usize = 16;
+
+fn row<O: Reduce<A>, A: Wide>(xs: &[A], shift: A) -> A {
+    let mut lanes = [O::empty(); LANES];
+    let (chunks, rest) = xs.as_chunks::<LANES>();
+    for chunk in chunks {
+        for (acc, x) in lanes.iter_mut().zip(chunk) {
+            *acc = O::step(*acc, x.sub(shift));
+        }
+    }
+    for (acc, x) in lanes.iter_mut().zip(rest) {
+        *acc = O::step(*acc, x.sub(shift));
+    }
+    lanes.into_iter().fold(O::empty(), O::join)
+}
+
+fn columns<O: Reduce<A>, A: Wide>(xs: &[A], acc: &mut [A], shift: &[A]) {
+    for ((acc, x), shift) in acc.iter_mut().zip(xs).zip(shift) {
+        *acc = O::step(*acc, x.sub(*shift));
+    }
+}
+
+/// The kernel of a reduction in accumulators `A`.
+pub struct Reducer<A> {
+    pub(super) ops: Folds<A>,
+    pub(super) load: Load<A>,
+    pub(super) store: Store<A>,
+    pub(super) axes: Axes,
+    pub(super) tier: Tier,
+}
+
+impl<A: Wide> Kernel for Reducer<A> {
     fn run(&self, cx: &mut RunCx<'_>) -> Result<()> {
         let data = cx.required(0);
         let shape = data.shape();
@@ -202,26 +173,32 @@ impl<O: Reduce<A>, T: Stored<C: Widen<A>>, A: Number> Kernel for Reducer<O, T, A
         if out.len() != kept.len() {
             return Err(cx.error("output 0", format_args!("{:?}", out.shape()), "the reduced shape"));
         }
-        let walk = Walk::<T> { data: data.slice(), reduced: &reduced, tier: self.tier };
-        let shared = SharedMut::new(out.slice::<T>());
+        if out.is_empty() {
+            return Ok(());
+        }
+        let walk = Walk { kernel: self, data: data.bytes(), reduced: &reduced };
+        let size = out.bytes().len() / kept.len();
+        let shared = SharedMut::new(out.bytes());
         let grain = (1 << 15) / reduced.len().max(1);
         cx.par.ranges(kept.len(), grain.max(1), |range| {
-            // SAFETY: the ranges of one loop do not overlap.
-            let mut out = unsafe { shared.slice(range.clone()) }.iter_mut();
+            let mut acc = [A::ZERO; BLOCK];
+            let mut done = range.start;
             let (_, stride) = kept.inner();
             kept.runs(range, |offset, len| {
-                if stride == 1 && len > 1 {
-                    for start in (0..len).step_by(BLOCK) {
-                        let n = (len - start).min(BLOCK);
-                        let mut acc = [O::empty(); BLOCK];
-                        walk.columns::<O, A>(offset + start, &mut acc[..n]);
-                        out.by_ref().zip(&acc[..n]).for_each(|(out, a)| *out = T::store(T::C::narrow(*a)));
+                for start in (0..len).step_by(BLOCK) {
+                    let acc = &mut acc[..(len - start).min(BLOCK)];
+                    let first = (offset as isize + start as isize * stride) as usize;
+                    if stride == 1 && len > 1 {
+                        walk.columns(first, acc);
+                    } else {
+                        for (i, acc) in acc.iter_mut().enumerate() {
+                            *acc = walk.row((first as isize + i as isize * stride) as usize);
+                        }
                     }
-                } else {
-                    for i in 0..len {
-                        let a = walk.row::<O, A>((offset as isize + i as isize * stride) as usize);
-                        out.by_ref().take(1).for_each(|out| *out = T::store(T::C::narrow(a)));
-                    }
+                    // SAFETY: the ranges of one loop do not overlap.
+                    let out = unsafe { shared.slice(done * size..(done + acc.len()) * size) };
+                    (self.store)(self.tier, acc, out);
+                    done += acc.len();
                 }
             });
         });
@@ -230,91 +207,60 @@ impl<O: Reduce<A>, T: Stored<C: Widen<A>>, A: Number> Kernel for Reducer<O, T, A
 }
 
 /// The reduced dims, walked from the elements of the kept ones.
-struct Walk<'a, T> {
-    data: &'a [T],
+struct Walk<'a, A> {
+    kernel: &'a Reducer<A>,
+    data: &'a [u8],
     reduced: &'a View,
-    tier: Tier,
 }
 
-impl<T: Stored> Walk<'_, T> {
+impl<A: Wide> Walk<'_, A> {
     /// The result over the reduced dims from element `base` on.
-    fn row<O: Reduce<A>, A: Number>(&self, base: usize) -> A
-    where
-        T::C: Widen<A>,
-    {
-        let shift = if O::SHIFTED { finite(self.fold::<Max, A>(base, A::ZERO)) } else { A::ZERO };
-        O::finish(self.fold::<O, A>(base, shift), self.reduced.len(), shift)
+    fn row(&self, base: usize) -> A {
+        let ops = &self.kernel.ops;
+        let shift = if ops.shifted { finite(self.fold(&Folds::of::<Max>(), base, A::ZERO)) } else { A::ZERO };
+        (ops.finish)(self.fold(ops, base, shift), self.reduced.len(), shift)
     }
 
-    fn fold<O: Reduce<A>, A: Number>(&self, base: usize, shift: A) -> A
-    where
-        T::C: Widen<A>,
-    {
-        let mut acc = O::empty();
-        let mut block = [T::C::default(); BLOCK];
+    fn fold(&self, ops: &Folds<A>, base: usize, shift: A) -> A {
+        let mut acc = ops.empty;
+        let mut block = [A::ZERO; BLOCK];
         let (_, stride) = self.reduced.inner();
         self.reduced.runs(0..self.reduced.len(), |offset, len| {
             for start in (0..len).step_by(BLOCK) {
-                let n = (len - start).min(BLOCK);
-                let from = (base + offset) as isize + start as isize * stride;
-                let raw = (stride == 1).then(|| &self.data[from as usize..from as usize + n]);
-                let xs = match raw.map(|raw| (T::as_computed(raw), raw)) {
-                    Some((Some(xs), _)) => xs,
-                    Some((None, raw)) => {
-                        T::load_slice(raw, &mut block[..n]);
-                        &block[..n]
-                    }
-                    None => {
-                        for (i, x) in block[..n].iter_mut().enumerate() {
-                            *x = self.data[(from + i as isize * stride) as usize].load();
-                        }
-                        &block[..n]
-                    }
-                };
-                let mut lanes = [O::empty(); LANES];
-                vectorize(self.tier, Fold::<O, _, A>(xs, &mut lanes, shift, PhantomData));
-                acc = lanes.into_iter().fold(acc, O::join);
+                let block = &mut block[..(len - start).min(BLOCK)];
+                let from = ((base + offset) as isize + start as isize * stride) as usize;
+                (self.kernel.load)(self.kernel.tier, self.data, from, stride, block);
+                acc = (ops.join)(acc, (ops.row)(block, shift));
             }
         });
         acc
     }
 
     /// The results for neighbouring kept elements from `base` on, into `acc`.
-    fn columns<O: Reduce<A>, A: Number>(&self, base: usize, acc: &mut [A])
-    where
-        T::C: Widen<A>,
-    {
+    fn columns(&self, base: usize, acc: &mut [A]) {
+        let ops = &self.kernel.ops;
         let mut shift = [A::ZERO; BLOCK];
         let shift = &mut shift[..acc.len()];
-        if O::SHIFTED {
-            shift.fill(Max::empty());
-            self.fold_columns::<Max, A>(base, shift, &[A::ZERO; BLOCK]);
+        if ops.shifted {
+            self.fold_columns(&Folds::of::<Max>(), base, shift, &[A::ZERO; BLOCK]);
             shift.iter_mut().for_each(|s| *s = finite(*s));
         }
-        self.fold_columns::<O, A>(base, acc, shift);
+        self.fold_columns(ops, base, acc, shift);
         for (a, shift) in acc.iter_mut().zip(shift) {
-            *a = O::finish(*a, self.reduced.len(), *shift);
+            *a = (ops.finish)(*a, self.reduced.len(), *shift);
         }
     }
 
-    fn fold_columns<O: Reduce<A>, A: Number>(&self, base: usize, acc: &mut [A], shift: &[A])
-    where
-        T::C: Widen<A>,
-    {
-        let mut block = [T::C::default(); BLOCK];
+    fn fold_columns(&self, ops: &Folds<A>, base: usize, acc: &mut [A], shift: &[A]) {
+        acc.fill(ops.empty);
+        let mut block = [A::ZERO; BLOCK];
+        let block = &mut block[..acc.len()];
         let (_, stride) = self.reduced.inner();
         self.reduced.runs(0..self.reduced.len(), |offset, len| {
             for i in 0..len {
                 let from = ((base + offset) as isize + i as isize * stride) as usize;
-                let raw = &self.data[from..from + acc.len()];
-                let xs = match T::as_computed(raw) {
-                    Some(xs) => xs,
-                    None => {
-                        T::load_slice(raw, &mut block[..acc.len()]);
-                        &block[..acc.len()]
-                    }
-                };
-                vectorize(self.tier, FoldEach::<O, _, A>(xs, acc, shift, PhantomData));
+                (self.kernel.load)(self.kernel.tier, self.data, from, 1, block);
+                (ops.columns)(block, acc, shift);
             }
         });
     }
@@ -322,38 +268,5 @@ impl<T: Stored> Walk<'_, T> {
 
 /// A maximum to subtract: the sum of exponentials of infinities needs none.
 fn finite<A: Number>(max: A) -> A {
-    if max.is_nan() || max.sub(max).is_nan() { A::ZERO } else { max }
-}
-
-/// Independent partial results of one row.
-const LANES: usize = 16;
-
-struct Fold<'a, O, C, A>(&'a [C], &'a mut [A; LANES], A, PhantomData<O>);
-
-impl<O: Reduce<A>, C: Widen<A> + Stored, A: Number> Task for Fold<'_, O, C, A> {
-    const SIMD: bool = C::SIMD;
-    #[inline(always)]
-    fn run(self) {
-        let (chunks, rest) = self.0.as_chunks::<LANES>();
-        for chunk in chunks {
-            for (acc, x) in self.1.iter_mut().zip(chunk) {
-                *acc = O::step(*acc, x.widen().sub(self.2));
-            }
-        }
-        for (acc, x) in self.1.iter_mut().zip(rest) {
-            *acc = O::step(*acc, x.widen().sub(self.2));
-        }
-    }
-}
-
-struct FoldEach<'a, O, C, A>(&'a [C], &'a mut [A], &'a [A], PhantomData<O>);
-
-impl<O: Reduce<A>, C: Widen<A> + Stored, A: Number> Task for FoldEach<'_, O, C, A> {
-    const SIMD: bool = C::SIMD;
-    #[inline(always)]
-    fn run(self) {
-        for ((acc, x), shift) in self.1.iter_mut().zip(self.0).zip(self.2) {
-            *acc = O::step(*acc, x.widen().sub(*shift));
-        }
-    }
+    if max.sub(max).is_nan() { A::ZERO } else { max }
 }

@@ -7,13 +7,14 @@ mod tests;
 
 use crate::build::BuildCx;
 use crate::cpu::number::Stored;
+use crate::cpu::wide::{self, Kind};
 use crate::fact::{self, Fact};
 use crate::kernel::Kernel;
 use crate::op::{Decline, NodeCx, OpDef};
 use crate::ops::elementwise::{check_rank, claim_rank};
 use crate::{with_any, with_number};
 use abi::{DType, Dim, Result};
-use cpu::{Accumulate, Reduce, Reducer};
+use cpu::{Folds, Reduce, Reducer};
 
 /// float, double, the half floats and the integers that the schemas name.
 const TYPES: &[DType] =
@@ -108,20 +109,24 @@ fn infer(cx: &NodeCx) -> Result<Vec<Fact>> {
     Ok(vec![Fact::new(data.dtype, dims.collect())])
 }
 
-/// In the widest type of the input's kind.
+/// In the wide type of the input's kind.
 fn build<O>(cx: &mut BuildCx) -> Result<Box<dyn Kernel>>
 where
     O: Reduce<f64> + Reduce<i64> + Reduce<u64>,
 {
     let (axes, tier) = (Axes::of(cx), cx.settings().tier);
     Ok(with_any!(cx.required(0)?.dtype, T => {
-        type A = <<T as Stored>::C as Accumulate>::Wide;
-        Box::new(Reducer::<O, T, A>::new(axes, tier))
+        type W = <<T as Stored>::C as Kind>::Wide;
+        let (load, store) = (wide::load::<T, W>, wide::store::<T, W>);
+        Box::new(Reducer::<W> { ops: Folds::of::<O>(), load, store, axes, tier })
     }))
 }
 
 /// In f64: the result is not a whole number even for integers.
 fn build_f64<O: Reduce<f64>>(cx: &mut BuildCx) -> Result<Box<dyn Kernel>> {
     let (axes, tier) = (Axes::of(cx), cx.settings().tier);
-    Ok(with_number!(cx.required(0)?.dtype, T => Box::new(Reducer::<O, T, f64>::new(axes, tier))))
+    Ok(with_number!(cx.required(0)?.dtype, T => {
+        let (load, store) = (wide::load::<T, f64>, wide::store::<T, f64>);
+        Box::new(Reducer::<f64> { ops: Folds::of::<O>(), load, store, axes, tier })
+    }))
 }

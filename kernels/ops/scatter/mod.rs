@@ -124,13 +124,10 @@ struct Scatter {
 impl Kernel for Scatter {
     fn run(&self, cx: &mut RunCx<'_>) -> Result<()> {
         let dtype = cx.required(0).dtype();
-        match self.reduction {
-            Reduction::Replace => with_word!(dtype, W => self.replace::<W>(cx)),
-            Reduction::Add => with_number!(dtype, T => self.combine::<T>(cx, |a, b| a.add(b))),
-            Reduction::Mul => with_number!(dtype, T => self.combine::<T>(cx, |a, b| a.mul(b))),
-            Reduction::Max => with_number!(dtype, T => self.combine::<T>(cx, |a, b| a.larger(b))),
-            Reduction::Min => with_number!(dtype, T => self.combine::<T>(cx, |a, b| a.smaller(b))),
+        if self.reduction == Reduction::Replace {
+            return with_word!(dtype, W => self.replace::<W>(cx));
         }
+        with_number!(dtype, T => self.combine::<T>(cx))
     }
 }
 
@@ -145,7 +142,14 @@ impl Scatter {
         self.each(cx, |to, from, n| out[to..to + n].copy_from_slice(&updates[from..from + n]))
     }
 
-    fn combine<T: Stored<C: Number>>(&self, cx: &mut RunCx<'_>, f: fn(T::C, T::C) -> T::C) -> Result<()> {
+    fn combine<T: Stored<C: Number>>(&self, cx: &mut RunCx<'_>) -> Result<()> {
+        let f = match self.reduction {
+            Reduction::Replace => |_, update| update,
+            Reduction::Add => T::C::add,
+            Reduction::Mul => T::C::mul,
+            Reduction::Max => T::C::larger,
+            Reduction::Min => T::C::smaller,
+        };
         let (data, updates) = (cx.required(0), cx.required(2));
         let Some(mut out) = cx.output(0) else {
             return self.each(cx, |_, _, _| {});

@@ -6,16 +6,15 @@ mod tests;
 
 use crate::build::BuildCx;
 use crate::cpu::arithmetic::Number;
+use crate::cpu::map::{words, words_mut};
 use crate::cpu::number::{NUMBERS, Stored};
 use crate::fact::{self, Fact};
-use crate::kernel::{Carver, Kernel, RunCx, Shapes};
+use crate::kernel::{Carver, Kernel, RunCx, Shapes, Tensor};
 use crate::op::{Decline, NodeCx, OpDef};
 use crate::ops::gather::axis;
 use crate::par::SharedMut;
-use crate::with_number;
+use crate::{with_number, with_word};
 use abi::{DType, Dim, Result};
-use std::cmp::Ordering;
-use std::marker::PhantomData;
 
 /// The definitions.
 pub const OPS: &[OpDef] = &[
@@ -49,20 +48,22 @@ fn infer(cx: &NodeCx) -> Result<Vec<Fact>> {
 }
 
 fn build(cx: &mut BuildCx) -> Result<Box<dyn Kernel>> {
-    let (axis, largest) = (cx.int("axis", -1), cx.int("largest", 1) != 0);
-    Ok(with_number!(cx.required(0)?.dtype, T => Box::new(TopK::<T> { axis, largest, kind: PhantomData })))
+    let (axis, largest, dtype) = (cx.int("axis", -1), cx.int("largest", 1) != 0, cx.required(0)?.dtype);
+    Ok(Box::new(TopK { axis, largest, keys: with_number!(dtype, T => keys::<T>) }))
 }
 
 /// Always sorted, equals by index, as `sorted = 0` leaves the order open.
-struct TopK<T> {
+struct TopK {
     axis: i64,
     largest: bool,
-    kind: PhantomData<T>,
+    /// Reads every `stride`th element from the first on as numbers of the same order.
+    keys: fn(&Tensor<'_>, usize, usize, &mut [u64]),
 }
 
-impl<T: Stored<C: Number>> Kernel for TopK<T> {
+impl Kernel for TopK {
     fn scratch_bytes(&self, shapes: &Shapes<'_>) -> usize {
-        Carver::size::<u32>(shapes.input(0).iter().product())
+        let n = shapes.input(0).iter().product();
+        Carver::size::<u64>(n) + Carver::size::<u32>(n)
     }
 
     fn run(&self, cx: &mut RunCx<'_>) -> Result<()> {
@@ -70,48 +71,54 @@ impl<T: Stored<C: Number>> Kernel for TopK<T> {
         let shape = input.shape();
         let axis = fact::axis(self.axis, shape.len()).expect("infer has checked the axis");
         let (n, inner) = (shape[axis], shape[axis + 1..].iter().product::<usize>());
-        let order = Carver::new(cx.take_scratch()).take::<u32>(input.len());
+        let mut carver = Carver::new(cx.take_scratch());
+        let (keys, order) = (carver.take::<u64>(input.len()), carver.take::<u32>(input.len()));
         let (mut values, mut indices) = (cx.output(0), cx.output(1));
-        let out_shape = values.as_ref().or(indices.as_ref()).map(|t| t.shape());
-        let k = out_shape.map_or(0, |shape| shape[axis]);
+        let k = values.as_ref().or(indices.as_ref()).map_or(0, |t| t.shape()[axis]);
         if k == 0 || input.is_empty() {
             return Ok(());
         }
-        let data = input.slice::<T>();
-        let values = SharedMut::new(values.as_mut().map_or(&mut [][..], |t| t.slice::<T>()));
+        let keys = SharedMut::new(keys);
         let indices = SharedMut::new(indices.as_mut().map_or(&mut [][..], |t| t.slice::<i64>()));
         cx.par.chunks_mut(order, n, |row, order| {
-            let (outer, column) = (row / inner, row % inner);
-            let x = |i: u32| data[(outer * n + i as usize) * inner + column].load();
-            order.iter_mut().zip(0..).for_each(|(o, i)| *o = i);
-            let compare = |a: &u32, b: &u32| {
-                let order = total(x(*a), x(*b));
-                let order = if self.largest { order.reverse() } else { order };
-                order.then(a.cmp(b))
-            };
-            if k < n {
-                order.select_nth_unstable_by(k, compare);
+            let first = row / inner * n * inner + row % inner;
+            // SAFETY: each row has its own keys.
+            let keys = unsafe { keys.slice(row * n..(row + 1) * n) };
+            (self.keys)(&input, first, inner, keys);
+            if self.largest {
+                keys.iter_mut().for_each(|key| *key = !*key);
             }
-            order[..k].sort_unstable_by(compare);
-            for (i, &from) in order[..k].iter().enumerate() {
-                let at = (outer * k + i) * inner + column;
-                if !values.is_empty() {
-                    // SAFETY: each output element belongs to one row, each row to one task.
-                    let slot = unsafe { values.slice(at..at + 1) };
-                    slot[0] = T::store(x(from));
-                }
-                if !indices.is_empty() {
-                    // SAFETY: as above.
-                    let slot = unsafe { indices.slice(at..at + 1) };
-                    slot[0] = from.into();
-                }
+            order.iter_mut().zip(0..).for_each(|(o, i)| *o = i);
+            let rank = |i: &u32| (keys[*i as usize], *i);
+            if k < n {
+                order.select_nth_unstable_by_key(k, rank);
+            }
+            order[..k].sort_unstable_by_key(rank);
+            for (i, from) in order[..k].iter().enumerate().filter(|_| !indices.is_empty()) {
+                let at = row / inner * k * inner + i * inner + row % inner;
+                // SAFETY: each output element belongs to one row, each row to one task.
+                let slot = unsafe { indices.slice(at..at + 1) };
+                slot[0] = (*from).into();
             }
         });
+        if let Some(values) = &mut values {
+            with_word!(input.dtype(), W => {
+                let (data, out) = (words::<W>(&input), words_mut::<W>(values));
+                for (at, out) in out.iter_mut().enumerate() {
+                    let (outer, i, column) = (at / inner / k, at / inner % k, at % inner);
+                    let from = order[(outer * inner + column) * n + i] as usize;
+                    *out = data[(outer * n + from) * inner + column];
+                }
+            });
+        }
         Ok(())
     }
 }
 
-/// A total order: NaN is greater than every number.
-fn total<C: Number>(a: C, b: C) -> Ordering {
-    a.partial_cmp(&b).unwrap_or_else(|| a.is_nan().cmp(&b.is_nan()))
+/// Numbers of the same order as the elements; NaN is above all, and the zeros are equal.
+fn keys<T: Stored<C: Number>>(tensor: &Tensor<'_>, first: usize, stride: usize, out: &mut [u64]) {
+    let data = tensor.slice::<T>();
+    for (i, key) in out.iter_mut().enumerate() {
+        *key = data[first + i * stride].load().order();
+    }
 }
