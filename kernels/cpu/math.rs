@@ -52,10 +52,10 @@ pub fn softplus(x: f32) -> f32 {
 pub fn tanh(x: f32) -> f32 {
     let a = x.abs();
     let s = x * x;
-    let p = -5.704_988_7e-3 * s + 2.063_908_9e-2;
+    let p = -5.704_988_7e-3 * s + 2.063_909e-2;
     let p = p * s - 5.373_971_6e-2;
     let p = p * s + 1.333_144_2e-1;
-    let p = p * s - 3.333_328_2e-1;
+    let p = p * s - 3.333_328e-1;
     let near = p * s * x + x;
     let far = (1.0 - 2.0 / (exp(2.0 * a) + 1.0)).copysign(x);
     if a < 0.625 { near } else { far }

@@ -55,11 +55,14 @@ fn infer(cx: &NodeCx) -> Result<Vec<crate::fact::Fact>> {
     infer_broadcast(cx, cx.required(0)?.dtype)
 }
 
+/// A loop that divides, and the divisor.
+type Division<C> = (Loop1<C, C>, C);
+
 /// Left fold over the inputs, rounded once.
 struct Fold<T: Stored> {
     f: Loop2<T::C, T::C>,
     /// The division by the number of inputs that makes a mean.
-    divide: Option<(Loop1<T::C, T::C>, T::C)>,
+    divide: Option<Division<T::C>>,
     tier: Tier,
 }
 

@@ -34,16 +34,16 @@ macro_rules! reductions {
 }
 
 reductions! {
-    "ReduceSum" 13..=13 claim_number |cx| build::<cpu::Sum>(cx);
-    "ReduceMean" 18..=18 claim_number |cx| build::<cpu::Mean>(cx);
-    "ReduceProd" 18..=18 claim_number |cx| build::<cpu::Prod>(cx);
-    "ReduceMax" 18..=20 claim_extremum |cx| build::<cpu::Max>(cx);
-    "ReduceMin" 18..=20 claim_extremum |cx| build::<cpu::Min>(cx);
-    "ReduceL1" 18..=18 claim_number |cx| build::<cpu::L1>(cx);
-    "ReduceSumSquare" 18..=18 claim_number |cx| build::<cpu::SumSquare>(cx);
-    "ReduceL2" 18..=18 claim_number |cx| build_f64::<cpu::L2>(cx);
-    "ReduceLogSum" 18..=28 claim_number |cx| build_f64::<cpu::LogSum>(cx);
-    "ReduceLogSumExp" 18..=28 claim_number |cx| build_f64::<cpu::LogSumExp>(cx);
+    "ReduceSum" 13..=13 claim_number build::<cpu::Sum>;
+    "ReduceMean" 18..=18 claim_number build::<cpu::Mean>;
+    "ReduceProd" 18..=18 claim_number build::<cpu::Prod>;
+    "ReduceMax" 18..=20 claim_extremum build::<cpu::Max>;
+    "ReduceMin" 18..=20 claim_extremum build::<cpu::Min>;
+    "ReduceL1" 18..=18 claim_number build::<cpu::L1>;
+    "ReduceSumSquare" 18..=18 claim_number build::<cpu::SumSquare>;
+    "ReduceL2" 18..=18 claim_number build_f64::<cpu::L2>;
+    "ReduceLogSum" 18..=28 claim_number build_f64::<cpu::LogSum>;
+    "ReduceLogSumExp" 18..=28 claim_number build_f64::<cpu::LogSumExp>;
 }
 
 fn claim(cx: &NodeCx, allowed: &[DType]) -> Result<(), Decline> {
