@@ -18,6 +18,18 @@ pub fn run(
     outputs: &[Option<(DType, Vec<usize>)>],
     par: Par<'_>,
 ) -> Result<Vec<Option<HostTensor>>> {
+    run_in_place(kernel, label, inputs, outputs, par, &[])
+}
+
+/// [`run`], where the (input, output) slots of `shared` have one buffer each.
+fn run_in_place(
+    kernel: &dyn Kernel,
+    label: &NodeLabel,
+    inputs: &[Option<HostTensor>],
+    outputs: &[Option<(DType, Vec<usize>)>],
+    par: Par<'_>,
+    shared: &[(usize, usize)],
+) -> Result<Vec<Option<HostTensor>>> {
     let in_shapes: Vec<_> = inputs.iter().map(|t| t.as_ref().map(|t| (t.dtype(), t.shape()))).collect();
     let out_shapes: Vec<_> = outputs.iter().map(|o| o.as_ref().map(|(d, s)| (*d, s.as_slice()))).collect();
     let scratch_len = kernel.scratch_bytes(&Shapes { inputs: &in_shapes, outputs: &out_shapes });
@@ -31,8 +43,15 @@ pub fn run(
         let bytes = bytes.ok_or_else(|| memory(usize::MAX, "an output"))?;
         buffers.push(AlignedBytes::try_zeroed(bytes).ok_or_else(|| memory(bytes, "an output"))?);
     }
-    let tensors: Vec<_> =
+    let mut tensors: Vec<_> =
         inputs.iter().map(|t| t.as_ref().and_then(|t| Tensor::from_bytes(t.dtype(), t.shape(), t.bytes()))).collect();
+    for (input, output) in shared {
+        let from = inputs[*input].as_ref().expect("a shared input is present");
+        let buffer = buffers[*output].as_mut_slice();
+        buffer.copy_from_slice(from.bytes());
+        // SAFETY: the buffer lives as long as the Run; the op declares that it may be the output's.
+        tensors[*input] = Some(unsafe { Tensor::from_raw(from.dtype(), from.shape(), buffer.as_ptr()) });
+    }
     let mut views: Vec<_> = outputs
         .iter()
         .zip(&mut buffers)
@@ -58,6 +77,19 @@ pub fn node(
     inputs: &[Option<HostTensor>],
     settings: &Settings,
     par: Par<'_>,
+) -> Result<Vec<Option<HostTensor>>> {
+    node_in_place(def, graph, id, inputs, settings, par, &[])
+}
+
+/// [`node`], where the (input, output) slots of `shared` have one buffer each.
+fn node_in_place(
+    def: &OpDef,
+    graph: &Graph,
+    id: NodeId,
+    inputs: &[Option<HostTensor>],
+    settings: &Settings,
+    par: Par<'_>,
+    shared: &[(usize, usize)],
 ) -> Result<Vec<Option<HostTensor>>> {
     let node = &graph.nodes[id];
     let mut facts: Vec<Option<Fact>> = vec![None; graph.values.len()];
@@ -85,7 +117,7 @@ pub fn node(
     let packed = build.into_packed();
     let mut inputs = inputs.to_vec();
     packed.iter().for_each(|&slot| inputs[slot] = None);
-    run(&*kernel, &NodeLabel::of(node), &inputs, &outputs, par)
+    run_in_place(&*kernel, &NodeLabel::of(node), &inputs, &outputs, par, shared)
 }
 
 /// The error for an output whose shape the inputs do not decide.
@@ -178,6 +210,15 @@ impl Single {
 
     /// The outputs by slot. A decline comes back as [`Error::Internal`] with its sentence.
     pub fn run(&self, settings: &Settings, par: Par<'_>) -> Result<Vec<Option<HostTensor>>> {
+        self.run_with(settings, par, false)
+    }
+
+    /// [`Self::run`] with one buffer for each (input, output) pair that the op declares as in place.
+    pub fn run_in_place(&self, settings: &Settings, par: Par<'_>) -> Result<Vec<Option<HostTensor>>> {
+        self.run_with(settings, par, true)
+    }
+
+    fn run_with(&self, settings: &Settings, par: Par<'_>, in_place: bool) -> Result<Vec<Option<HostTensor>>> {
         let node = &self.graph.nodes[0];
         let declined = |d: crate::op::Decline| Error::Internal(d.0);
         let def = crate::op::find(node).map_err(declined)?;
@@ -189,7 +230,8 @@ impl Single {
             }
         }
         (def.claim)(&NodeCx::new(&self.graph, 0, &facts)).map_err(declined)?;
-        self::node(def, &self.graph, 0, &self.inputs, settings, par)
+        let shared = if in_place { def.in_place } else { &[] };
+        node_in_place(def, &self.graph, 0, &self.inputs, settings, par, shared)
     }
 }
 

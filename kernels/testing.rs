@@ -89,6 +89,15 @@ pub fn assert_close(what: &str, got: Option<&HostTensor>, want: &[f64]) {
     }
 }
 
+/// Compares two runs' outputs bit by bit.
+#[track_caller]
+pub fn assert_same_bytes(what: &str, got: &[Option<HostTensor>], want: &[Option<HostTensor>]) {
+    let bytes = |all: &[Option<HostTensor>]| -> Vec<Vec<u8>> {
+        all.iter().map(|t| t.as_ref().map_or(Vec::new(), |t| t.bytes().to_vec())).collect()
+    };
+    assert!(bytes(got) == bytes(want), "{what}: the runs differ");
+}
+
 /// Settings of each tier that this processor has.
 pub fn every_tier() -> impl Iterator<Item = Settings> {
     Tier::ALL.into_iter().filter(|t| t.is_available()).map(|tier| Settings { tier, ..Settings::default() })

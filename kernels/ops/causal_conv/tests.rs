@@ -1,7 +1,7 @@
 use crate::eval::Single;
 use crate::par::Par;
 use crate::settings::Settings;
-use crate::testing::{FLOATS, Numbers, assert_close, every_tier, tensor, values};
+use crate::testing::{FLOATS, Numbers, assert_close, assert_same_bytes, every_tier, tensor, values};
 use abi::{Attr, DType, HostTensor};
 
 #[derive(Debug, Clone)]
@@ -128,10 +128,15 @@ impl Case {
         let x = self.inputs();
         let (out, state) = self.reference(&x);
         for settings in every_tier() {
-            let got = self.node(&x).run(&settings, Par::serial()).expect("the case is valid");
             let what = format!("{:?} {self:?}", settings.tier);
+            let node = self.node(&x);
+            let got = node.run(&settings, Par::serial()).expect("the case is valid");
             assert_close(&format!("output {what}"), got[0].as_ref(), &out);
             assert_eq!(values(got[1].as_ref().expect("a state")), state, "state {what}");
+            if self.past {
+                let shared = node.run_in_place(&settings, Par::serial()).expect("the case is valid");
+                assert_same_bytes(&what, &shared, &got);
+            }
         }
     }
 }

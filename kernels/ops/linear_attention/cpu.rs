@@ -1,12 +1,12 @@
 //! LinearAttention on the CPU: widens half inputs, runs the recurrence in f32, rounds once at the end.
 
 use super::Rule;
-use super::recurrence::{self, Recurrence, Spans};
+use super::recurrence::{self, Recurrence, Rows, Spans};
 use super::state::KMajor;
 use crate::cpu::convert::{narrowed, widened, widened_bytes};
 use crate::cpu::float::Float;
-use crate::kernel::{Carver, Kernel, RunCx, Shapes};
-use crate::par::SharedMut;
+use crate::kernel::{Carver, Kernel, RunCx, Shapes, Tensor};
+use crate::par::{Par, SharedMut};
 use crate::settings::Tier;
 use crate::with_float;
 use abi::{DType, Result};
@@ -96,9 +96,9 @@ impl LinearAttention {
             k_heads: key.shape()[2] / dims.dk,
             v_heads: self.v_heads,
             scale: recurrence::scale(self.scale, dims.dk),
-            q: widened::<T>(par, query, &mut carver),
-            k: widened::<T>(par, key, &mut carver),
-            v: widened::<T>(par, value, &mut carver),
+            q: rows::<T>(par, query, &mut carver),
+            k: rows::<T>(par, key, &mut carver),
+            v: rows::<T>(par, value, &mut carver),
             decay: factors,
             decay_per_key: decay.is_some_and(|d| d.shape()[2] != self.v_heads),
             beta: beta.map(|beta| widened::<T>(par, beta, &mut carver)),
@@ -122,4 +122,9 @@ impl LinearAttention {
             narrowed(par, out, output.into_slice::<T>());
         }
     }
+}
+
+/// [B, T, heads and elements] as f32 rows.
+fn rows<'a, T: Float>(par: Par<'_>, tensor: Tensor<'a>, carver: &mut Carver<'a>) -> Rows<'a> {
+    Rows { data: widened::<T>(par, tensor, carver), stride: tensor.shape()[2] }
 }

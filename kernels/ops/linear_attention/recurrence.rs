@@ -12,7 +12,7 @@
 //! Columns of S (the value axis) are independent, so a task is a sequence, a head and a block of columns
 //! that fits the registers of one row and, over all rows, the first-level cache.
 
-use crate::cpu::isa::{Isa, Job, dispatch};
+use crate::cpu::isa::{Isa, Job, dispatch, dot};
 use crate::par::{Par, SharedMut};
 use crate::settings::Tier;
 use std::ops::Range;
@@ -32,11 +32,11 @@ pub struct Recurrence<'a> {
     /// Factor of the output.
     pub scale: f32,
     /// [N, Hq, D]
-    pub q: &'a [f32],
+    pub q: Rows<'a>,
     /// [N, Hk, D]
-    pub k: &'a [f32],
+    pub k: Rows<'a>,
     /// [N, Hv, E]
-    pub v: &'a [f32],
+    pub v: Rows<'a>,
     /// Factors of the state, [N, Hv] or [N, Hv, D]; `None` for rules without decay.
     pub decay: Option<&'a [f32]>,
     /// Whether `decay` has a factor for each key dim.
@@ -47,6 +47,23 @@ pub struct Recurrence<'a> {
     pub beta_heads: usize,
     /// The sequences' tokens.
     pub spans: Spans<'a>,
+}
+
+/// Heads of tokens whose rows lie `stride` elements apart.
+#[derive(Clone, Copy)]
+pub struct Rows<'a> {
+    /// From the first token's first head on.
+    pub data: &'a [f32],
+    /// Elements from one token to the next.
+    pub stride: usize,
+}
+
+impl<'a> Rows<'a> {
+    /// Token `t`'s head `h` of `size` elements.
+    #[inline(always)]
+    fn head(&self, t: usize, h: usize, size: usize) -> &'a [f32] {
+        &self.data[t * self.stride + h * size..][..size]
+    }
 }
 
 /// Which tokens belong to which sequence.
@@ -84,6 +101,8 @@ pub trait State: Sync {
     fn store(&self, at: &At, block: &[f32], width: usize);
     /// The head's f32 [D, E] to read and to write (perhaps the same), if the state is stored so.
     fn direct(&self, at: &At) -> Option<(*const f32, *mut f32)>;
+    /// The head's f32 [E, D] to read and to write (perhaps the same), if the state is stored so.
+    fn transposed(&self, at: &At) -> Option<(*const f32, *mut f32)>;
 }
 
 /// A task: columns of one head of one sequence.
@@ -181,7 +200,7 @@ impl<S: State, const R: usize> Job for Columns<'_, S, R> {
             && tokens.len() == 1
             && at.columns.len() == width
         {
-            let rows = Rows::<I, R> {
+            let rows = Grid::<I, R> {
                 // SAFETY: the columns are within the head's rows.
                 from: unsafe { from.add(at.columns.start) },
                 // SAFETY: as above.
@@ -191,9 +210,14 @@ impl<S: State, const R: usize> Job for Columns<'_, S, R> {
             };
             return token(call, &rows, &at, tokens.start, out);
         }
+        if let Some((from, to)) = state.transposed(&at)
+            && tokens.len() == 1
+        {
+            return token_transposed::<I>(call, (from, to), &at, tokens.start, out, block);
+        }
         state.load(&at, block, width);
         let rows =
-            Rows::<I, R> { from: block.as_ptr(), to: block.as_mut_ptr(), stride: width, isa: std::marker::PhantomData };
+            Grid::<I, R> { from: block.as_ptr(), to: block.as_mut_ptr(), stride: width, isa: std::marker::PhantomData };
         for t in tokens {
             token(call, &rows, &at, t, out);
         }
@@ -202,14 +226,14 @@ impl<S: State, const R: usize> Job for Columns<'_, S, R> {
 }
 
 /// Rows of `R` vectors, `stride` elements apart; `from` and `to` may be one.
-struct Rows<I, const R: usize> {
+struct Grid<I, const R: usize> {
     from: *const f32,
     to: *mut f32,
     stride: usize,
     isa: std::marker::PhantomData<I>,
 }
 
-impl<I: Isa, const R: usize> Rows<I, R> {
+impl<I: Isa, const R: usize> Grid<I, R> {
     #[inline(always)]
     fn read(base: *const f32) -> [I::V; R] {
         // SAFETY: a row has `R` vectors; `token` stays within the rows.
@@ -271,6 +295,30 @@ impl<I: Isa, const R: usize> Rows<I, R> {
     }
 }
 
+impl<'a> Recurrence<'a> {
+    #[inline(always)]
+    fn factor(&self, t: usize, head: usize) -> Factor<'a> {
+        let at = t * self.v_heads + head;
+        match self.decay {
+            None => Factor::One(1.0),
+            Some(f) if self.decay_per_key => Factor::Each(&f[at * self.dk..][..self.dk]),
+            Some(f) => Factor::One(f[at]),
+        }
+    }
+
+    /// The key that value head `head` sees.
+    #[inline(always)]
+    fn key(&self, t: usize, head: usize) -> &'a [f32] {
+        self.k.head(t, head * self.k_heads / self.v_heads, self.dk)
+    }
+
+    #[inline(always)]
+    fn beta_of(&self, t: usize, head: usize) -> Option<f32> {
+        let head = if self.beta_heads == 1 { 0 } else { head };
+        self.beta.map(|beta| beta[t * self.beta_heads + head])
+    }
+}
+
 /// A token's decay.
 #[derive(Clone, Copy)]
 enum Factor<'a> {
@@ -280,23 +328,14 @@ enum Factor<'a> {
 
 /// Columns `at.columns` of one token: updates the state and writes the outputs that read it.
 #[inline(always)]
-fn token<I: Isa, const R: usize>(call: &Recurrence<'_>, rows: &Rows<I, R>, at: &At, t: usize, out: SharedMut<'_, f32>) {
+fn token<I: Isa, const R: usize>(call: &Recurrence<'_>, rows: &Grid<I, R>, at: &At, t: usize, out: SharedMut<'_, f32>) {
     let (dk, dv) = (call.dk, call.dv);
-    let head = |heads: usize, size: usize, h: usize| {
-        let start = (t * heads + h) * size;
-        start..start + size
-    };
-    let factor = match call.decay {
-        None => Factor::One(1.0),
-        Some(f) if call.decay_per_key => Factor::Each(&f[head(call.v_heads, dk, at.head)]),
-        Some(f) => Factor::One(f[t * call.v_heads + at.head]),
-    };
-    let k = &call.k[head(call.k_heads, dk, at.head * call.k_heads / call.v_heads)];
-    let v = &call.v[head(call.v_heads, dv, at.head)][at.columns.clone()];
+    let factor = call.factor(t, at.head);
+    let k = call.key(t, at.head);
+    let v = &call.v.head(t, at.head, dv)[at.columns.clone()];
     let mut delta = widen::<I, R>(v);
-    if let Some(beta) = call.beta {
-        let beta_head = if call.beta_heads == 1 { 0 } else { at.head };
-        let beta = I::splat(beta[t * call.beta_heads + beta_head]);
+    if let Some(beta) = call.beta_of(t, at.head) {
+        let beta = I::splat(beta);
         let seen = match factor {
             Factor::One(f) => {
                 let sums = rows.combine(rows.from, k, None);
@@ -312,9 +351,9 @@ fn token<I: Isa, const R: usize>(call: &Recurrence<'_>, rows: &Rows<I, R>, at: &
     let readers = out_heads / call.v_heads;
     for reader in 0..readers {
         let out_head = at.head * readers + reader;
-        let q = &call.q[head(call.q_heads, dk, out_head * call.q_heads / out_heads)];
+        let q = call.q.head(t, out_head * call.q_heads / out_heads, dk);
         let sums = if reader == 0 { rows.update(factor, k, &delta, q) } else { rows.combine(rows.to, q, None) };
-        let start = head(out_heads, dv, out_head).start;
+        let start = (t * out_heads + out_head) * dv;
         // SAFETY: tasks write distinct heads or columns.
         let out = unsafe { out.slice(start + at.columns.start..start + at.columns.end) };
         narrow::<I, R>(sums.map(|s| I::mul(I::splat(call.scale), s)), out);
@@ -325,21 +364,95 @@ fn token<I: Isa, const R: usize>(call: &Recurrence<'_>, rows: &Rows<I, R>, at: &
 #[inline(always)]
 fn widen<I: Isa, const R: usize>(from: &[f32]) -> [I::V; R] {
     if from.len() == R * I::LANES {
-        return Rows::<I, R>::read(from.as_ptr());
+        return Grid::<I, R>::read(from.as_ptr());
     }
     // 4 vectors of 16 lanes at most.
     let mut padded = [0f32; 64];
     padded[..from.len()].copy_from_slice(from);
-    Rows::<I, R>::read(padded.as_ptr())
+    Grid::<I, R>::read(padded.as_ptr())
 }
 
 /// The leading elements of `R` vectors.
 #[inline(always)]
 fn narrow<I: Isa, const R: usize>(row: [I::V; R], to: &mut [f32]) {
     if to.len() == R * I::LANES {
-        return Rows::<I, R>::write(to.as_mut_ptr(), &row);
+        return Grid::<I, R>::write(to.as_mut_ptr(), &row);
     }
     let mut padded = [0f32; 64];
-    Rows::<I, R>::write(padded.as_mut_ptr(), &row);
+    Grid::<I, R>::write(padded.as_mut_ptr(), &row);
     to.copy_from_slice(&padded[..to.len()]);
+}
+
+/// [`token`] for a head that lies [E, D], where columns of the state are rows in memory and one query head
+/// reads it. Each row is read once more from the first-level cache:
+/// o = scale ((S row * decay) q + d (k q)) needs no second sum over the new row.
+#[inline(always)]
+fn token_transposed<I: Isa>(
+    call: &Recurrence<'_>,
+    (from, to): (*const f32, *mut f32),
+    at: &At,
+    t: usize,
+    out: SharedMut<'_, f32>,
+    scratch: &mut [f32],
+) {
+    let (dk, dv) = (call.dk, call.dv);
+    let k = call.key(t, at.head);
+    let q = call.q.head(t, at.head * call.q_heads / call.v_heads, dk);
+    let v = call.v.head(t, at.head, dv);
+    let factor = call.factor(t, at.head);
+    let beta = call.beta_of(t, at.head);
+    let (decayed_k, rest) = scratch.split_at_mut(dk);
+    let decayed_q = &mut rest[..dk];
+    for i in 0..dk {
+        let f = match factor {
+            Factor::One(f) => f,
+            Factor::Each(f) => f[i],
+        };
+        decayed_k[i] = f * k[i];
+        decayed_q[i] = f * q[i];
+    }
+    let k_q = dot::<I>(k, q);
+    let start = (t * call.v_heads + at.head) * dv;
+    // SAFETY: tasks write distinct heads or columns.
+    let out = unsafe { out.slice(start + at.columns.start..start + at.columns.end) };
+    for (column, out) in at.columns.clone().zip(out) {
+        // SAFETY: the head has E rows of D elements; each row belongs to one task, and where both pointers
+        // are one, the reads of the row end before its writes begin.
+        let row = unsafe { std::slice::from_raw_parts(from.add(column * dk), dk) };
+        let seen = if beta.is_some() { dot::<I>(row, decayed_k) } else { 0.0 };
+        let read = dot::<I>(row, decayed_q);
+        let delta = beta.unwrap_or(1.0) * (v[column] - seen);
+        *out = call.scale * I::fma(delta, k_q, read);
+        // SAFETY: as above.
+        unsafe { decay_and_add::<I>((from.add(column * dk), to.add(column * dk)), factor, k, delta) };
+    }
+}
+
+/// `to[i] = factor_i from[i] + k[i] delta`.
+///
+/// # Safety
+/// Both pointers must be valid for `k.len()` elements; they may be one.
+#[inline(always)]
+unsafe fn decay_and_add<I: Isa>((from, to): (*const f32, *mut f32), factor: Factor<'_>, k: &[f32], delta: f32) {
+    let whole = k.len() / I::LANES * I::LANES;
+    for i in (0..whole).step_by(I::LANES) {
+        // SAFETY: `i` and the lanes after it are within `k.len()`.
+        unsafe {
+            let f = match factor {
+                Factor::One(f) => I::splat(f),
+                Factor::Each(f) => I::load(f.as_ptr().add(i)),
+            };
+            let decayed = I::mul(f, I::load(from.add(i)));
+            let sum = I::mul_add(I::load(k.as_ptr().add(i)), I::splat(delta), decayed);
+            I::store(to.add(i), sum);
+        }
+    }
+    for i in whole..k.len() {
+        let f = match factor {
+            Factor::One(f) => f,
+            Factor::Each(f) => f[i],
+        };
+        // SAFETY: `i` is within `k.len()`.
+        unsafe { *to.add(i) = I::fma(k[i], delta, f * *from.add(i)) };
+    }
 }

@@ -1,6 +1,6 @@
 use crate::eval::Single;
 use crate::par::Par;
-use crate::testing::{FLOATS, Numbers, assert_close, every_tier, values};
+use crate::testing::{FLOATS, Numbers, assert_close, assert_same_bytes, every_tier, values};
 use abi::{Attr, DType, HostTensor};
 
 /// One call's sizes and attributes, and its tensors.
@@ -125,10 +125,15 @@ impl Case {
         let x = self.inputs(7);
         let (out, state) = self.reference(&x);
         for settings in every_tier() {
-            let got = self.node(&x).run(&settings, Par::serial()).expect("the case is valid");
             let what = format!("{:?} {self:?}", settings.tier);
+            let node = self.node(&x);
+            let got = node.run(&settings, Par::serial()).expect("the case is valid");
             assert_close(&format!("output {what}"), got[0].as_ref(), &out);
             assert_close(&format!("state {what}"), got[1].as_ref(), &state);
+            if self.past {
+                let shared = node.run_in_place(&settings, Par::serial()).expect("the case is valid");
+                assert_same_bytes(&what, &shared, &got);
+            }
         }
     }
 }
