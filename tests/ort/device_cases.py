@@ -636,8 +636,8 @@ def failing_session(stage: str, how: str):
     s, f = None, feeds()
     option = {"fail": "fail_at", "panic": "panic_at"}[how]
     text = f"injected {'failure' if how == 'fail' else 'panic'} in {stage}"
-    options = {option: stage}
-    if stage in ("create_ep", "claim", "compile"):
+    options = {option: stage, "fuse": "0"}
+    if stage in ("create_ep", "claim", "compile", "second_compile"):
         for fallback in (False, True):
             with raises("Fail", text):
                 session(chain(), options, fallback=fallback)
@@ -653,7 +653,7 @@ def failing_session(stage: str, how: str):
     gc.collect()
     r = report()
     assert r["ep_create"] == r["ep_release"], r
-    compiled = r["compile"] - 2 * (stage == "compile")
+    compiled = r["compile"] - 2 * (stage in ("compile", "second_compile"))
     assert r["compiled_release"] == compiled and r["live_blocks"] == 0, r
 
 

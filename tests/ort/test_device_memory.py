@@ -56,7 +56,7 @@ CASES = [
     "unknown_options_are_refused",
     "unregister_then_exit",
 ]
-STAGES = ["create_ep", "claim", "compile", "run", "run_start", "run_end"]
+STAGES = ["create_ep", "claim", "compile", "second_compile", "run", "run_start", "run_end"]
 
 
 @pytest.fixture(scope="session")

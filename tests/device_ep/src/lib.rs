@@ -22,7 +22,8 @@ use std::sync::Arc;
 abi::export_factory!(make);
 
 /// Callbacks of a session that can be made to fail.
-const STAGES: &[&str] = &["none", "create_ep", "claim", "compile", "run", "task", "run_start", "run_end"];
+const STAGES: &[&str] =
+    &["none", "create_ep", "claim", "compile", "second_compile", "run", "task", "run_start", "run_end"];
 
 /// The options of a session.
 const OPTIONS: &[OptionDef] = &[
