@@ -8,9 +8,9 @@ them, whose fresh memory is poisoned and whose streams are slow.
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import gc
+import inspect
 import json
 import pathlib
 import subprocess
@@ -23,247 +23,27 @@ import onnx
 import onnxruntime as ort
 from onnx import TensorProto, helper
 
-EP = "DeviceTestExecutionProvider"
-VENDOR = 0xBEEF
-MINOR = int(ort.__version__.split(".")[1])
-LIBRARY = sys.argv[1] if len(sys.argv) > 1 else ""
+from device_host import (
+    EP,
+    MINOR,
+    VENDOR,
+    chain,
+    check,
+    devices,
+    empty_on_device,
+    feeds,
+    model_of,
+    on_device,
+    placement,
+    raises,
+    register,
+    report,
+    reset,
+    session,
+)
+from device_reader import compare_node, compare_values, every_kind_of_node
 
-# ------------------------------------------------------------------------------------------------------------ helpers
-
-
-def report() -> dict[str, int]:
-    library = ctypes.CDLL(LIBRARY)
-    library.device_ep_report.restype = ctypes.c_void_p
-    library.device_ep_free.argtypes = [ctypes.c_void_p]
-    text = library.device_ep_report()
-    counts = json.loads(ctypes.string_at(text))
-    library.device_ep_free(text)
-    assert "bad_free" not in counts, counts
-    return counts
-
-
-def reset() -> None:
-    ctypes.CDLL(LIBRARY).device_ep_reset()
-
-
-def register(name: str = "device", library: str | None = None) -> None:
-    ort.register_execution_provider_library(name, library or LIBRARY)
-
-
-def devices(ep: str = EP):
-    return [device for device in ort.get_ep_devices() if device.ep_name == ep]
-
-
-def session(model, options=None, *, fallback=False, config=None, ep=EP) -> ort.InferenceSession:
-    """A session whose claimable nodes are on the EP under test; no fallback to ORT's CPU EP unless asked for."""
-    so = ort.SessionOptions()
-    so.log_severity_level = 4
-    for key, value in (config or {}).items():
-        so.add_session_config_entry(key, value)
-    if not fallback:
-        so.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
-    so.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
-    so.add_provider_for_devices(devices(ep)[:1], options or {})
-    if not isinstance(model, (str, bytes)):
-        model = model.SerializeToString()
-    return ort.InferenceSession(model, so)
-
-
-def placement(s: ort.InferenceSession) -> dict[str, set[str]]:
-    """EP name -> op types, without the Memcpy nodes that ORT adds."""
-    placed: dict[str, set[str]] = {}
-    for subgraph in s.get_provider_graph_assignment_info():
-        ops = {node.op_type for node in subgraph.get_nodes()}
-        placed.setdefault(subgraph.ep_name, set()).update(ops - {"MemcpyFromHost", "MemcpyToHost"})
-    return placed
-
-
-def model_of(nodes, inputs, outputs, initializers=(), functions=(), shape=("N", 3)) -> onnx.ModelProto:
-    info = lambda name: helper.make_tensor_value_info(name, TensorProto.FLOAT, shape)  # noqa: E731
-    graph = helper.make_graph(
-        [helper.make_node(op, ins, outs, name=f"{op}_{outs[0]}", **attrs) for op, ins, outs, attrs in nodes],
-        "g",
-        [info(name) for name in inputs],
-        [info(name) for name in outputs],
-        initializer=list(initializers),
-    )
-    domains = {function.domain for function in functions}
-    opsets = [helper.make_opsetid("", 21), *(helper.make_opsetid(domain, 1) for domain in domains)]
-    return helper.make_model(graph, opset_imports=opsets, ir_version=10, functions=list(functions))
-
-
-def chain() -> onnx.ModelProto:
-    """d = (a + b) * a"""
-    return model_of([("Add", ["a", "b"], ["c"], {}), ("Mul", ["c", "a"], ["d"], {})], ["a", "b"], ["d"])
-
-
-def feeds(n: int = 2, names: str = "ab") -> dict[str, np.ndarray]:
-    rng = np.random.default_rng()
-    return {name: rng.standard_normal((n, 3)).astype(np.float32) for name in names}
-
-
-def check(got: np.ndarray, want: np.ndarray) -> None:
-    """One rounding a float32 operation, at most four of them."""
-    np.testing.assert_allclose(got, want, rtol=1e-6, atol=1e-6)
-
-
-def on_device(array: np.ndarray) -> ort.OrtValue:
-    return ort.OrtValue.ortvalue_from_numpy(array, "gpu", 0, VENDOR)
-
-
-def empty_on_device(shape) -> ort.OrtValue:
-    return ort.OrtValue.ortvalue_from_shape_and_type(shape, np.float32, "gpu", 0, VENDOR)
-
-
-@contextlib.contextmanager
-def raises(kind: str, *texts: str):
-    try:
-        yield
-    except Exception as error:  # noqa: BLE001
-        assert type(error).__name__ == kind, f"{type(error).__name__}, not {kind}: {error}"
-        for text in texts:
-            assert text in str(error), f"no {text!r} in: {error}"
-    else:
-        raise AssertionError(f"no {kind} was raised")
-
-
-def describe(tensor: onnx.TensorProto) -> str:
-    """A tensor as the EP dumps it."""
-    names = {"bfloat16": "bfloat16", "float8_e4m3fn": "float8e4m3fn", "float32": "float", "float64": "double"}
-    array = onnx.numpy_helper.to_array(tensor)
-    name = names.get(str(array.dtype), str(array.dtype))
-    data = tensor.raw_data if tensor.HasField("raw_data") else array.tobytes()
-    return f"{name}{list(tensor.dims)}:{data.hex()}"
-
-
-def typed(name: str, kind: int, values, dims) -> onnx.TensorProto:
-    return helper.make_tensor(name, kind, dims, values)
-
-
-def every_kind_of_node() -> onnx.ModelProto:
-    """All kinds of attributes, absent inputs and outputs, bodies, and element types that ORT CPU can cast."""
-    info = helper.make_tensor_value_info
-    t = TensorProto
-    node = helper.make_node
-    inner = helper.make_graph([node("Neg", ["r0"], ["r1"])], "inner", [], [info("r1", t.FLOAT, None)])
-    other = helper.make_graph([node("Abs", ["r0"], ["r2"])], "other", [], [info("r2", t.FLOAT, None)])
-    body = helper.make_graph(
-        [
-            node("Add", ["x", "one"], ["r0"]),
-            node("If", ["flag"], ["r3"], then_branch=inner, else_branch=other, name="if inside"),
-        ],
-        "body",
-        [],
-        [info("r3", t.FLOAT, None)],
-    )
-    plain = helper.make_graph([node("Identity", ["x"], ["p"])], "plain", [], [info("p", t.FLOAT, None)])
-    nodes = [
-        node("If", ["flag"], ["picked"], then_branch=body, else_branch=plain, name='an "if"'),
-        node("Clip", ["x", "", "one"], ["clipped"], name="clip/ä"),
-        node("LayerNormalization", ["x", "row"], ["normed", "", "inverse"], axis=-1, epsilon=0.125),
-        node("Transpose", ["x"], ["turned"], perm=[1, 0]),
-        node("ConstantOfShape", ["two"], ["filled"], value=typed("v", t.INT64, [7], [1])),
-        node(
-            "LabelEncoder",
-            ["words"],
-            ["labels"],
-            domain="ai.onnx.ml",
-            keys_strings=["a", "", "ccc"],
-            values_floats=[1.5, -2.0, 0.1],
-            default_float=-0.5,
-        ),
-        node("DepthToSpace", ["image"], ["space"], blocksize=2, mode="CRD"),
-        node("Add", ["x", "big"], ["sum"]),
-        node("Add", ["x", "file"], ["more"]),
-    ]
-    initializers = [
-        typed("one", t.FLOAT, [1.0], []),
-        typed("row", t.FLOAT, [1.0, 2.0, 3.0], [3]),
-        typed("two", t.INT64, [1], [1]),
-        onnx.numpy_helper.from_array(np.arange(3 * 20_000, dtype=np.float32).reshape(20_000, 3), "big"),
-        onnx.numpy_helper.from_array(np.arange(3, dtype=np.float32), "file"),
-        typed("i4", t.INT4, [-8, 7, 1], [3]),
-        typed("u4", t.UINT4, [15, 0, 1], [3]),
-        typed("f16", t.FLOAT16, [0.5, -2.0], [2]),
-        typed("bf16", t.BFLOAT16, [0.5, -2.0], [1, 2]),
-        typed("f8", t.FLOAT8E4M3FN, [0.5, -2.0], [2]),
-        typed("flags", t.BOOL, [True, False, True], [3]),
-        typed("f64", t.DOUBLE, [1e300], [1]),
-        typed("none", t.INT32, [], [0, 4]),
-    ]
-    casts = ["i4", "u4", "f16", "bf16", "f8", "flags", "f64", "none"]
-    nodes += [node("Cast", [name], [f"cast_{name}"], to=t.FLOAT) for name in casts]
-    outputs = [("picked", t.FLOAT), ("clipped", t.FLOAT), ("normed", t.FLOAT), ("inverse", t.FLOAT)]
-    outputs += [("turned", t.FLOAT), ("filled", t.INT64), ("labels", t.FLOAT), ("space", t.FLOAT)]
-    outputs += [("sum", t.FLOAT), ("more", t.FLOAT), *((f"cast_{name}", t.FLOAT) for name in casts)]
-    graph = helper.make_graph(
-        nodes,
-        "every",
-        [
-            info("x", t.FLOAT, ["rows", 3]),
-            info("flag", t.BOOL, []),
-            info("words", t.STRING, [None]),
-            info("image", t.FLOAT, None),
-        ],
-        [info(name, kind, None) for name, kind in outputs],
-        initializer=initializers,
-    )
-    opsets = [helper.make_opsetid("", 21), helper.make_opsetid("ai.onnx.ml", 2)]
-    return helper.make_model(graph, opset_imports=opsets, ir_version=10)
-
-
-def compare_values(values, model: onnx.ModelProto, folder: pathlib.Path):
-    get = lambda name: (values[name]["dtype"], values[name]["shape"])  # noqa: E731
-    assert get("x") == ("float", ["rows", 3]) and get("flag") == ("bool", []), values
-    assert get("words") == ("string", [None]) and get("image") == ("float", None), values
-    assert get("turned") == ("float", [3, "rows"]) and get("filled") == ("int64", [1]), values
-    assert all(values[name]["initializer"] is None for name in ("x", "picked"))
-    small = ["one", "row", "two", "flags", "f16", "f64", "none", "bf16", "f8"]
-    for tensor in model.graph.initializer:
-        got = values[tensor.name]["initializer"]
-        assert values[tensor.name]["shape"] == list(tensor.dims), tensor.name
-        if tensor.name in small:
-            assert got == describe(tensor), (tensor.name, got, describe(tensor))
-    # Two elements a byte, the first one low.
-    assert values["i4"]["initializer"] == "int4[3]:7801" and values["u4"]["initializer"] == "uint4[3]:0f01", values
-    assert values["big"]["initializer"] == "unread float[20000, 3]"
-    assert values["file"]["initializer"] == "float[3]:" + np.arange(3, dtype=np.float32).tobytes().hex()
-
-
-def compare_node(got, node: onnx.NodeProto):
-    assert (got["name"], got["op_type"]) == (node.name, node.op_type), got
-    assert got["domain"] == node.domain and got["since"] >= 1, got
-    assert got["inputs"] == [name or None for name in node.input], got
-    assert got["outputs"] == [name or None for name in node.output], got
-    for attribute in node.attribute:
-        want = helper.get_attribute_value(attribute)
-        value = got["attrs"][attribute.name]
-        if attribute.type == onnx.AttributeProto.GRAPH:
-            compare_body(value, want)
-        elif attribute.type == onnx.AttributeProto.TENSOR:
-            assert value == describe(want), (value, describe(want))
-        elif attribute.type in (onnx.AttributeProto.FLOAT, onnx.AttributeProto.FLOATS):
-            value, want = np.atleast_1d(value), np.atleast_1d(want)
-            assert [np.float32(x[1:]) for x in value] == [np.float32(x) for x in want], (value, want)
-        elif attribute.type == onnx.AttributeProto.STRINGS:
-            assert value == [text.decode() for text in want], value
-        else:
-            want = want.decode() if isinstance(want, bytes) else want
-            assert value == want, (attribute.name, value, want)
-
-
-def compare_body(got, graph: onnx.GraphProto):
-    assert got["is_body"] and got["inputs"] == [] and got["outputs"] == [o.name for o in graph.output], got
-    assert [node["op_type"] for node in got["nodes"]] == [node.op_type for node in graph.node]
-    for seen, node in zip(got["nodes"], graph.node, strict=True):
-        compare_node(seen, node)
-    if graph.name == "body":
-        assert got["nodes"][1]["implicit"] == ["r0"], got
-
-
-_HELPERS = set(globals())
-
-# --------------------------------------------------------------------------------------------------- the emulated device
+# -------------------------------------------------------------------------------------------------- the emulated device
 
 
 def host_touch_faults():
@@ -280,7 +60,7 @@ def fresh_memory_is_poisoned():
     assert (value.numpy().view(np.uint8) == 0xCE).all()
 
 
-# -------------------------------------------------------------------------------------------------------------- copies
+# --------------------------------------------------------------------------------------------------------------- copies
 
 
 def run_copies_feeds_and_fetches():
@@ -400,7 +180,7 @@ def out_of_device_memory():
     report()
 
 
-# ------------------------------------------------------------------------------------------------- neighbours on the CPU
+# ------------------------------------------------------------------------------------------------ neighbours on the CPU
 
 
 def input_shared_with_a_cpu_node_arrives_in_host_memory():
@@ -449,7 +229,7 @@ def bodies_of_control_flow_are_not_claimed():
     assert report()["claim"] >= 3
 
 
-# --------------------------------------------------------------------------------------------------- graphs and constants
+# ------------------------------------------------------------------------------------------------- graphs and constants
 
 
 def functions_are_offered_before_inlining():
@@ -628,7 +408,7 @@ def run_without_synchronisation():
     check(target.numpy(), (f["a"] + f["b"]) * f["a"])
 
 
-# ---------------------------------------------------------------------------------------------------------------- errors
+# --------------------------------------------------------------------------------------------------------------- errors
 
 
 def failing_session(stage: str, how: str):
@@ -688,7 +468,7 @@ def too_old_a_runtime():
         register()
 
 
-# ------------------------------------------------------------------------------------------------- registration, ends
+# --------------------------------------------------------------------------------------------------- registration, ends
 
 
 def device_shows_what_it_is():
@@ -826,11 +606,13 @@ def flat_memory():
     assert r["free"] == r.get("alloc", 0) + r.get("alloc_on_stream", 0) + r.get("reserve", 0), r
 
 
-_CASES = set(globals()) - _HELPERS
+_SERVANTS = ("cases", "main", "run")
 
 
 def cases() -> list[str]:
-    return sorted(name for name in _CASES if callable(globals()[name]))
+    """The names of all cases."""
+    functions = inspect.getmembers(sys.modules[__name__], inspect.isfunction)
+    return [name for name, f in functions if f.__module__ == __name__ and name not in _SERVANTS]
 
 
 def main():

@@ -15,8 +15,8 @@ use std::sync::{Mutex, PoisonError};
 
 /// What a Run works on. Inputs and outputs are numbered as in the compiled [`crate::Graph`]'s lists.
 ///
-/// Addresses are raw: ORT may bind one buffer as an input and as an output (shared KV and state buffers), and buffers may
-/// be in device memory.
+/// Addresses are raw: ORT may bind one buffer as an input and as an output (shared KV and state buffers), and
+/// buffers may be in device memory.
 pub struct Context<'a> {
     api: Api,
     raw: *mut sys::OrtKernelContext,
@@ -62,7 +62,8 @@ pub struct Output<'a> {
 
 impl<'a> Context<'a> {
     /// # Safety
-    /// `raw` is the kernel context of a Compute that outlives the result, of the fused node that `binding` was made for.
+    /// `raw` is the kernel context of a Compute that outlives the result, and of the fused node that `binding` was
+    /// made for.
     pub(crate) unsafe fn new(api: Api, raw: *mut sys::OrtKernelContext, binding: &'a Binding) -> Self {
         Self { api, raw, binding }
     }

@@ -274,8 +274,8 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 /// Keeps this library's code mapped: ORT unloads it at unregistration even while sessions call into it, and threads may
 /// still have destructors here to run.
 fn keep_loaded() {
-    // SAFETY: `info` is plain data that `dladdr` fills; the name is a string of the loader's, and opening the library that
-    // is running already runs no code.
+    // SAFETY: `info` is plain data that `dladdr` fills; the name is a string of the loader's, and opening the library
+    // that is running already runs no code.
     unsafe {
         let mut info = std::mem::zeroed::<libc::Dl_info>();
         let here: fn() = keep_loaded;
@@ -324,8 +324,8 @@ impl FactoryObject {
     }
 }
 
-// Every callback below: ORT passes the object that it got from `CreateEpFactories`, and arguments that live as long as the
-// call.
+// Every callback below: ORT passes the object that it got from `CreateEpFactories`, and arguments that live as long
+// as the call.
 
 unsafe extern "system" fn get_name(this: *const sys::OrtEpFactory) -> *const c_char {
     // SAFETY: ORT's contract, see above.

@@ -157,8 +157,8 @@ pub(crate) unsafe fn release_allocator(this: *mut sys::OrtAllocator) {
     }
 }
 
-// Every callback below: ORT passes the object that it got from `create_allocator` or `create_data_transfer`, and arguments
-// that live as long as the call.
+// Every callback below: ORT passes the object that it got from `create_allocator` or `create_data_transfer`, and
+// arguments that live as long as the call.
 
 unsafe extern "system" fn alloc(this: *mut sys::OrtAllocator, size: usize) -> *mut c_void {
     // SAFETY: ORT's contract, see above.
