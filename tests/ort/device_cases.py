@@ -379,6 +379,38 @@ def runs_one_at_a_time_when_asked():
     assert report()["run"] == 15
 
 
+def memory_of_the_session():
+    """Allocators and streams that come from the session's EP, not from the factory."""
+    register()
+    s = session(chain(), {"own_memory": "1"})
+    made = report()
+    f = feeds()
+    check(s.run(None, f)[0], (f["a"] + f["b"]) * f["a"])
+    r = report()
+    assert r["session_allocators"] > 1 and r["session_streams"] > made["session_streams"], r
+    del s
+    gc.collect()
+    assert report()["live_blocks"] == 0
+
+
+def two_eps_in_one_session():
+    """A value goes from one EP's node to the other's, both on the device."""
+    register()
+    register("TwoExecutionProvider")
+    so = ort.SessionOptions()
+    so.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
+    so.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
+    so.add_provider_for_devices(devices(), {"ops": "Add"})
+    so.add_provider_for_devices(devices("TwoExecutionProvider"), {"ops": "Mul"})
+    s = ort.InferenceSession(chain().SerializeToString(), so)
+    assert placement(s) == {EP: {"Add"}, "TwoExecutionProvider": {"Mul"}}, placement(s)
+    for _ in range(5):
+        f = feeds()
+        check(s.run(None, f)[0], (f["a"] + f["b"]) * f["a"])
+    r = report()
+    assert r["run"] == 10 and r["input_device"] == 20, r
+
+
 def no_streams():
     register("device sync")
     s = session(chain())
@@ -442,6 +474,24 @@ def errors_of_a_node_name_it():
     s = session(model_of([("Add", ["a", "b"], ["d"], {})], ["a", "b"], ["d"], shape=("N", "M")))
     with raises("Fail", "ai.onnx::Add", "[2, 3] and [4, 5]", "equal shapes or a single element"):
         s.run(None, {"a": np.zeros((2, 3), np.float32), "b": np.zeros((4, 5), np.float32)})
+
+
+def context_models_are_refused():
+    register()
+    with tempfile.TemporaryDirectory() as folder:
+        path = pathlib.Path(folder) / "model.onnx"
+        path.write_bytes(chain().SerializeToString())
+        with raises("InvalidArgument", "'ep.context_enable': got '1'", "does not write compiled models"):
+            session(str(path), config={"ep.context_enable": "1"})
+
+
+def dynamic_options_arrive():
+    register()
+    s = session(chain())
+    s.set_ep_dynamic_options({"note": "hello"})
+    assert report()["dynamic_option"] == 1
+    with raises("RuntimeError", "unexpected dynamic options", "other"):
+        s.set_ep_dynamic_options({"other": "x"})
 
 
 def unknown_options_are_refused():

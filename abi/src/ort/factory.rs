@@ -408,13 +408,29 @@ unsafe extern "system" fn create_ep(
             let devices = devices.iter().map(|&device| HardwareDevice::read(api, device)).collect();
             (SessionOptions { entries, devices }, Logger::new(api, logger))
         };
-        let ep = caught("CreateEp", || state.factory.create_ep(&session, logger));
+        let ep = caught("CreateEp", || {
+            refuse_context_model(&session)?;
+            state.factory.create_ep(&session, logger)
+        });
         // Older ORTs, asked from Python, would answer an error here by building the session on the CPU.
         let ep = if api.minor() < 32 { ep } else { Ok(ep?) };
         // SAFETY: ORT's contract, see above.
         unsafe { out.write(EpObject::create(api, state.clone(), logger, ep)) };
         Ok(())
     })
+}
+
+/// ORT expects nodes with a compiled form from an EP that is asked to write a context model; without them it crashes or
+/// writes a useless one.
+fn refuse_context_model(session: &SessionOptions) -> Result<()> {
+    match session.get("ep.context_enable") {
+        None | Some("0") => Ok(()),
+        Some(got) => Err(Error::Option {
+            name: "ep.context_enable".into(),
+            got: got.into(),
+            expected: "0: this EP does not write compiled models".into(),
+        }),
+    }
 }
 
 unsafe extern "system" fn release_ep(_this: *mut sys::OrtEpFactory, ep: *mut sys::OrtEp) {

@@ -1,11 +1,13 @@
 //! Claim, compile and run.
 
 use crate::arena::arena;
-use crate::memory::{VENDOR, place};
+use crate::memory::{Source, VENDOR, place};
 use crate::report::count;
-use crate::stream::queue_of;
+use crate::stream::{Streams, queue_of};
 use abi::options::Options;
-use abi::ort::{Compiled, Context, DeviceKind, Ep, Level, Logger, MemoryKind, RunOptions};
+use abi::ort::{
+    AllocatorSource, Compiled, Context, DeviceKind, Ep, Level, Logger, MemoryKind, RunOptions, StreamSource,
+};
 use abi::{DType, Error, Graph, HostTensor, InitializerData, Node, NodeId, ParallelFor, Result, ValueId};
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -35,6 +37,9 @@ pub struct DeviceEp {
     faults: Faults,
     concurrent: bool,
     fuse: bool,
+    /// Op to claim, or "both".
+    ops: String,
+    own: Option<(Source, Streams)>,
     /// Folder to write graphs to; empty for none.
     dump: String,
     dumped: AtomicUsize,
@@ -50,6 +55,8 @@ impl DeviceEp {
             faults,
             concurrent: options.bool("concurrent"),
             fuse: options.bool("fuse"),
+            ops: options.text("ops").into(),
+            own: options.bool("own_memory").then_some((Source { fail: false }, Streams)),
             dump: options.text("dump").into(),
             dumped: AtomicUsize::default(),
             compiled: AtomicUsize::default(),
@@ -97,7 +104,11 @@ impl Ep for DeviceEp {
         if graph.is_body {
             return Vec::new();
         }
-        let ours = |id: &NodeId| operands(graph, &graph.nodes[*id]).is_some();
+        let wanted = |op: &str| self.ops == "both" || self.ops == op;
+        let ours = |id: &NodeId| {
+            let node = &graph.nodes[*id];
+            wanted(&node.op_type) && operands(graph, node).is_some()
+        };
         let ids: Vec<NodeId> = (0..graph.nodes.len()).collect();
         match self.fuse {
             true => ids.split(|id| !ours(id)).filter(|run| !run.is_empty()).map(<[_]>::to_vec).collect(),
@@ -130,6 +141,30 @@ impl Ep for DeviceEp {
 
     fn concurrent(&self) -> bool {
         self.concurrent
+    }
+
+    fn set_dynamic_options(&self, options: &[(String, String)]) -> Result<()> {
+        match options {
+            [(name, value)] if name == "note" && value == "hello" => {
+                count("dynamic_option");
+                Ok(())
+            }
+            other => Err(Error::Internal(format!("unexpected dynamic options {other:?}"))),
+        }
+    }
+
+    fn allocators(&self) -> Option<&dyn AllocatorSource> {
+        self.own.as_ref().map(|own| {
+            count("session_allocators");
+            &own.0 as _
+        })
+    }
+
+    fn streams(&self) -> Option<&dyn StreamSource> {
+        self.own.as_ref().map(|own| {
+            count("session_streams");
+            &own.1 as _
+        })
     }
 
     fn run_start(&self, options: &RunOptions<'_>) -> Result<()> {
@@ -250,11 +285,11 @@ impl Compiled for DeviceCompiled {
                 // Values that ORT's CPU nodes share come in host memory: its Memcpy nodes run on the CPU.
                 count(if memory.kind == DeviceKind::Cpu { "input_host" } else { "input_pinned" });
                 // SAFETY: the host can access the memory, and nothing writes inputs during the Run.
-                Source::Host(floats(unsafe { input.bytes() }))
+                Place::Host(floats(unsafe { input.bytes() }))
             } else {
                 count("input_device");
                 assert_eq!(memory, place(MemoryKind::Default), "an input on a foreign device");
-                Source::Device(Address(input.data.addr()), input.len())
+                Place::Device(Address(input.data.addr()), input.len())
             };
             sources.push((id, input.shape.to_vec(), here));
         }
@@ -268,7 +303,7 @@ impl Compiled for DeviceCompiled {
         }
         let program = self.program.clone();
         let work = move || {
-            let fetch = |(id, shape, source): (ValueId, Vec<usize>, Source)| (id, (shape, source.read()));
+            let fetch = |(id, shape, source): (ValueId, Vec<usize>, Place)| (id, (shape, source.read()));
             let values = sources.into_iter().map(fetch).collect();
             let results = program.eval(values, false).expect("the shapes were checked");
             for ((address, on_host), (_, data)) in targets.iter().zip(results) {
@@ -301,12 +336,12 @@ impl DeviceCompiled {
 }
 
 /// Where an input comes from.
-enum Source {
+enum Place {
     Host(Vec<f32>),
     Device(Address, usize),
 }
 
-impl Source {
+impl Place {
     fn read(self) -> Vec<f32> {
         match self {
             Self::Host(values) => values,

@@ -31,6 +31,8 @@ const OPTIONS: &[OptionDef] = &[
     OptionDef { name: "fail_at", kind: Kind::Choice(STAGES), default: "none", help: "Callback that returns an error." },
     OptionDef { name: "panic_at", kind: Kind::Choice(STAGES), default: "none", help: "Callback that panics." },
     OptionDef { name: "concurrent", kind: Kind::Bool, default: "1", help: "Whether Runs may overlap." },
+    OptionDef { name: "ops", kind: Kind::Choice(&["both", "Add", "Mul"]), default: "both", help: "What is claimed." },
+    OptionDef { name: "own_memory", kind: Kind::Bool, default: "0", help: "Allocators and streams of the session." },
     OptionDef { name: "fuse", kind: Kind::Bool, default: "1", help: "Whether neighbours are claimed as one group." },
 ];
 
