@@ -62,13 +62,13 @@ def convert(cache: Path) -> dict[str, Path]:
         part = folder.with_suffix(".part")
         shutil.rmtree(part, ignore_errors=True)
         gguf = LlamaGguf(source)
-        for name in ("exact", "twin"):
+        for name, variant in smollm2.VARIANTS.items():
             print(f"    {name}: {source.name} -> {folder / name}", flush=True)
-            smollm2.convert(gguf, part / name, twin=name == "twin")
+            smollm2.convert(gguf, part / name, variant)
         part.rename(folder)
     else:
         print(f"    cached: {folder}")
-    return {name: folder / name for name in ("exact", "twin")}
+    return {name: folder / name for name in smollm2.VARIANTS}
 
 
 def register() -> str:
@@ -192,7 +192,9 @@ def main() -> int:
     parser.add_argument("--tokens", type=int, default=24, help="tokens to stream")
     args = parser.parse_args()
 
-    step("Converting SmolLM2-135M-Instruct (GGUF, Q4_1) exactly, and a twin with zero points rounded to uint8")
+    step(
+        "Converting SmolLM2-135M-Instruct (GGUF, Q4_1) exactly, and a twin with uint8 zero points and int8 activations"
+    )
     folders = convert(args.cache)
     step("Registering the execution provider")
     provider = register()
@@ -208,6 +210,8 @@ def main() -> int:
     ours = tell(folders["exact"], provider, args.tokens)
     step("The same on ONNX Runtime's own CPU execution provider (its path for float zero points is a slow fallback)")
     theirs = tell(folders["exact"], CPU, args.tokens)
+    if ours.text != theirs.text:
+        problems.append(f"the exact model says '{ours.text}' on {provider} and '{theirs.text}' on {CPU}")
     step(f"The twin on {provider}")
     twin = tell(folders["twin"], provider, args.tokens)
     problems += [

