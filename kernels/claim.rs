@@ -1,11 +1,12 @@
 //! Which nodes can run here, in which groups, and why the others cannot.
 
 use crate::eval;
-use crate::fact::{self, Fact};
+use crate::fact::{self, Fact, Facts};
 use crate::op::{self, Decline, NodeCx, NodeLabel, OpDef};
 use crate::par::Par;
 use crate::settings::Settings;
 use abi::{Graph, InitializerData, NodeId, ValueId};
+use std::sync::Arc;
 
 /// The answer to GetCapability and to `explain`.
 #[derive(Debug)]
@@ -45,7 +46,7 @@ pub fn claim(graph: &Graph, settings: &Settings) -> Claim {
 }
 
 /// What the graph itself states about its values.
-pub fn stated_facts(graph: &Graph) -> Vec<Option<Fact>> {
+pub fn stated_facts(graph: &Graph) -> Facts {
     let fact = |value: &abi::Value| {
         if let Some(init) = &value.initializer {
             let known = match &init.data {
@@ -56,10 +57,15 @@ pub fn stated_facts(graph: &Graph) -> Vec<Option<Fact>> {
         }
         value.dtype.map(|dtype| Fact::of(dtype, value.shape.clone()))
     };
-    graph.values.iter().map(fact).collect()
+    graph.values.iter().map(|value| fact(value).map(Arc::new)).collect()
 }
 
-fn claim_node(graph: &Graph, id: NodeId, facts: &[Option<Fact>], settings: &Settings) -> Result<Vec<Fact>, Decline> {
+fn claim_node(
+    graph: &Graph,
+    id: NodeId,
+    facts: &[Option<Arc<Fact>>],
+    settings: &Settings,
+) -> Result<Vec<Fact>, Decline> {
     let cx = NodeCx::new(graph, id, facts);
     let node = cx.node();
     let def = op::find(node)?;
@@ -104,7 +110,7 @@ fn infer_and_fold(def: &OpDef, cx: &NodeCx<'_>, settings: &Settings) -> abi::Res
 }
 
 /// Joins inferred facts with what the graph states about the node's outputs.
-fn record(graph: &Graph, id: NodeId, outputs: Vec<Fact>, facts: &mut [Option<Fact>]) {
+fn record(graph: &Graph, id: NodeId, outputs: Vec<Fact>, facts: &mut Facts) {
     for (value, mut fact) in graph.nodes[id].outputs.iter().zip(outputs) {
         let Some(value) = *value else { continue };
         let stated = facts[value].as_ref().and_then(|f| f.shape.as_ref());
@@ -115,7 +121,7 @@ fn record(graph: &Graph, id: NodeId, outputs: Vec<Fact>, facts: &mut [Option<Fac
             (Some(inferred), _) => Some(inferred),
             (None, stated) => stated.cloned(),
         };
-        facts[value] = Some(fact);
+        facts[value] = Some(Arc::new(fact));
     }
 }
 

@@ -1,7 +1,7 @@
 //! Computes one node on the host: constant folding, shape arithmetic, unit tests.
 
 use crate::build::{BuildCx, Constants};
-use crate::fact::Fact;
+use crate::fact::{Fact, Facts};
 use crate::kernel::{Kernel, RunCx, Shapes, Tensor, TensorMut};
 use crate::op::{NodeCx, NodeLabel, OpDef};
 use crate::par::Par;
@@ -9,6 +9,7 @@ use crate::settings::Settings;
 use crate::weights::PackCache;
 use abi::tensor::AlignedBytes;
 use abi::{DType, Dim, Error, Graph, HostTensor, NodeId, Result};
+use std::sync::Arc;
 
 /// Runs `kernel` on host tensors. `outputs`: type and shape by slot, `None` where nobody reads it.
 pub fn run(
@@ -92,10 +93,10 @@ fn node_in_place(
     shared: &[(usize, usize)],
 ) -> Result<Vec<Option<HostTensor>>> {
     let node = &graph.nodes[id];
-    let mut facts: Vec<Option<Fact>> = vec![None; graph.values.len()];
+    let mut facts: Facts = vec![None; graph.values.len()];
     for (slot, tensor) in node.inputs.iter().zip(inputs) {
         if let (Some(value), Some(tensor)) = (slot, tensor) {
-            facts[*value] = Some(Fact::with_value(tensor.clone()));
+            facts[*value] = Some(Arc::new(Fact::with_value(tensor.clone())));
         }
     }
     let cx = NodeCx::new(graph, id, &facts);
@@ -222,11 +223,11 @@ impl Single {
         let node = &self.graph.nodes[0];
         let declined = |d: crate::op::Decline| Error::Internal(d.0);
         let def = crate::op::find(node).map_err(declined)?;
-        let mut facts: Vec<Option<Fact>> = vec![None; self.graph.values.len()];
+        let mut facts: Facts = vec![None; self.graph.values.len()];
         for (slot, tensor) in node.inputs.iter().zip(&self.inputs) {
             if let (Some(id), Some(tensor)) = (slot, tensor) {
                 let constant = self.graph.values[*id].initializer.is_some();
-                facts[*id] = Some(Fact { constant, ..Fact::with_value(tensor.clone()) });
+                facts[*id] = Some(Arc::new(Fact { constant, ..Fact::with_value(tensor.clone()) }));
             }
         }
         (def.claim)(&NodeCx::new(&self.graph, 0, &facts)).map_err(declined)?;

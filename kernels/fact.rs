@@ -1,6 +1,10 @@
 //! What is known of a tensor before it is computed, and the arithmetic of dims.
 
 use abi::{DType, Dim, HostTensor};
+use std::sync::Arc;
+
+/// What is known of every value of a graph, by `ValueId`.
+pub type Facts = Vec<Option<Arc<Fact>>>;
 
 /// Type, shape and, for small host-computable tensors, contents.
 #[derive(Debug, Clone)]

@@ -1,15 +1,15 @@
 //! A plan for one set of input shapes: every shape known, every tensor placed.
 
 use crate::arena::Arena;
-use crate::eval;
-use crate::fact::Fact;
+use crate::fact::{Fact, Facts};
 use crate::kernel::{RunCx, Shapes, Tensor, TensorMut};
-use crate::op::NodeCx;
 use crate::par::Par;
-use crate::plan::{Io, Plan, Step, roots};
+use crate::plan::{Io, Plan};
+use crate::shape_program::{self, input_tensor};
 use abi::tensor::AlignedBytes;
-use abi::{DType, Dim, Error, HostTensor, Result, ValueId};
+use abi::{DType, Error, HostTensor, Result, ValueId};
 use smallvec::SmallVec;
+use std::sync::Arc;
 
 /// What decides every shape of a Run: the input shapes, and the contents of the inputs that shapes depend on.
 #[derive(PartialEq, Eq)]
@@ -17,9 +17,6 @@ pub struct Key {
     shapes: Vec<usize>,
     contents: Vec<u8>,
 }
-
-/// Inputs on which shapes depend hold at most this many bytes.
-const MAX_SHAPE_INPUT: usize = 1 << 20;
 
 impl Key {
     /// Reads the key off a Run's inputs.
@@ -37,19 +34,6 @@ impl Key {
     }
 }
 
-fn input_tensor<'a>(io: &'a dyn Io, i: usize) -> Result<Tensor<'a>> {
-    let (dtype, shape, ptr) = io.input(i)?;
-    let bytes = dtype.bytes(shape.iter().product()).unwrap_or(usize::MAX);
-    if bytes > MAX_SHAPE_INPUT {
-        let problem = format!(
-            "holds {bytes} bytes, but output shapes depend on its contents; at most {MAX_SHAPE_INPUT} are read for that"
-        );
-        return Err(Error::Model { place: format!("graph input {i}"), problem });
-    }
-    // SAFETY: the host promises that the input's bytes are valid for this Run.
-    Ok(unsafe { Tensor::from_raw(dtype, shape, ptr) })
-}
-
 /// Where a tensor's bytes are.
 #[derive(Clone, Copy, Debug)]
 enum Place {
@@ -60,9 +44,10 @@ enum Place {
     Host(usize),
 }
 
+#[derive(Clone)]
 struct Placed {
     dtype: DType,
-    shape: Vec<usize>,
+    shape: Arc<[usize]>,
     place: Option<Place>,
 }
 
@@ -74,6 +59,7 @@ impl Placed {
 
 /// See the module.
 pub struct Instance {
+    facts: Facts,
     values: Vec<Option<Placed>>,
     /// Steps whose outputs the shape program did not compute already, with their scratch bytes.
     steps: Vec<(usize, usize)>,
@@ -86,28 +72,52 @@ pub struct Instance {
 }
 
 impl Instance {
-    /// Runs the shape program for the shapes of `io` and places every tensor.
-    pub fn new(plan: &Plan, io: &dyn Io) -> Result<Self> {
-        let mut facts = plan.template.clone();
-        for (i, &value) in plan.graph.inputs.iter().enumerate() {
-            facts[value] = Some(input_fact(plan, io, i)?);
-        }
-        for step in &plan.steps {
-            infer_step(plan, step, &mut facts)?;
+    /// Runs the shape program for the shapes of `io` and places every tensor; what equals `base`, the instance of
+    /// other shapes, is taken from there.
+    pub fn new(plan: &Plan, io: &dyn Io, base: Option<&Self>) -> Result<Self> {
+        let (facts, changed) = shape_program::infer(plan, io, base.map(|b| &b.facts))?;
+        if let Some(instance) = base.and_then(|b| b.adapted(plan, &facts, &changed)) {
+            return Ok(instance);
         }
         let mut made = Self {
-            values: Vec::with_capacity(facts.len()),
+            facts,
+            values: Vec::with_capacity(plan.graph.values.len()),
             steps: Vec::new(),
             host: Vec::new(),
             copies: Vec::new(),
             scratch_offset: 0,
             scratch_bytes: 0,
         };
-        for (id, fact) in facts.iter().enumerate() {
-            made.values.push(made_value(fact.as_ref(), plan.constants.contains_key(&id), id, &mut made.host));
+        for (id, fact) in made.facts.iter().enumerate() {
+            made.values.push(made_value(fact.as_deref(), plan.constants.contains_key(&id), id, &mut made.host));
         }
         made.place(plan);
         Ok(made)
+    }
+
+    /// This instance with other facts; `None` when some tensor must then lie elsewhere.
+    fn adapted(&self, plan: &Plan, facts: &Facts, changed: &[bool]) -> Option<Self> {
+        let (mut values, mut host) = (self.values.clone(), self.host.clone());
+        for value in (0..values.len()).filter(|&v| changed[v]) {
+            let (fact, placed) = (facts[value].as_ref()?, values[value].as_mut()?);
+            let before = placed.bytes();
+            placed.shape = fact.known_shape()?.into();
+            match (placed.place?, &fact.value) {
+                (Place::Host(i), Some(tensor)) => host[i] = tensor.clone(),
+                (Place::Input(_) | Place::Output(_), None) => {}
+                (Place::Input(_), Some(_)) if plan.graph.inputs.contains(&value) => {}
+                (Place::Workspace(_), None) if placed.bytes() == before => {}
+                _ => return None,
+            }
+        }
+        let facts = facts.clone();
+        let mut made = Self { facts, values, steps: self.steps.clone(), host, copies: self.copies.clone(), ..*self };
+        let touches = |at: usize| {
+            let step = &plan.steps[at];
+            step.inputs.iter().chain(&plan.graph.nodes[step.node].outputs).flatten().any(|&v| changed[v])
+        };
+        made.size_scratch(plan, touches);
+        Some(made)
     }
 
     /// Bytes of workspace that a Run needs.
@@ -117,7 +127,7 @@ impl Instance {
 
     /// Decides every place: inputs and outputs where the host has them, the rest in the workspace by lifetime.
     fn place(&mut self, plan: &Plan) {
-        let (graph, roots) = (&plan.graph, roots(&plan.graph, &plan.steps));
+        let (graph, roots) = (&plan.graph, &plan.roots);
         for (i, &value) in graph.inputs.iter().enumerate() {
             self.set(value, Place::Input(i));
         }
@@ -134,14 +144,14 @@ impl Instance {
                 Some(_) => self.copies.push((j, value)),
             }
         }
-        self.place_workspace(plan, &roots);
+        self.place_workspace(plan, roots);
         // A view shows its root's bytes, unless the shape program knows it better.
         for (value, &root) in roots.iter().enumerate() {
             if let (None, Some(place)) = (self.placed(value), self.placed(root)) {
                 self.set(value, place);
             }
         }
-        self.size_scratch(plan);
+        self.size_scratch(plan, |_| true);
     }
 
     fn place_workspace(&mut self, plan: &Plan, roots: &[ValueId]) {
@@ -173,15 +183,18 @@ impl Instance {
         self.scratch_offset = arena.bytes();
     }
 
-    fn size_scratch(&mut self, plan: &Plan) {
+    /// Asks the kernels of the steps that `which` holds for how much scratch they need.
+    fn size_scratch(&mut self, plan: &Plan, which: impl Fn(usize) -> bool) {
         let mut steps = std::mem::take(&mut self.steps);
+        self.scratch_bytes = 0;
         for (at, scratch) in &mut steps {
-            let step = &plan.steps[*at];
-            let shape =
-                |v: &Option<ValueId>| v.and_then(|v| self.values[v].as_ref()).map(|p| (p.dtype, p.shape.as_slice()));
-            let inputs: SmallVec<[_; 16]> = step.inputs.iter().map(shape).collect();
-            let outputs: SmallVec<[_; 8]> = plan.graph.nodes[step.node].outputs.iter().map(shape).collect();
-            *scratch = step.kernel.scratch_bytes(&Shapes { inputs: &inputs, outputs: &outputs });
+            if which(*at) {
+                let step = &plan.steps[*at];
+                let shape = |v: &Option<ValueId>| v.and_then(|v| self.values[v].as_ref()).map(|p| (p.dtype, &*p.shape));
+                let inputs: SmallVec<[_; 16]> = step.inputs.iter().map(shape).collect();
+                let outputs: SmallVec<[_; 8]> = plan.graph.nodes[step.node].outputs.iter().map(shape).collect();
+                *scratch = step.kernel.scratch_bytes(&Shapes { inputs: &inputs, outputs: &outputs });
+            }
             self.scratch_bytes = self.scratch_bytes.max(*scratch);
         }
         self.steps = steps;
@@ -214,7 +227,7 @@ impl Instance {
         };
         let find = |value: ValueId| {
             let placed = self.values[value].as_ref()?;
-            Some((placed.dtype, placed.shape.as_slice(), address(placed.place?)))
+            Some((placed.dtype, &*placed.shape, address(placed.place?)))
         };
         for &(at, scratch) in &self.steps {
             let step = &plan.steps[at];
@@ -295,71 +308,6 @@ fn copy_of(ptr: *const u8, bytes: usize, copies: &mut Vec<AlignedBytes>) -> Resu
     Ok(copies[copies.len() - 1].as_slice().as_ptr())
 }
 
-fn input_fact(plan: &Plan, io: &dyn Io, i: usize) -> Result<Fact> {
-    let (dtype, shape, _) = io.input(i)?;
-    let stated = plan.template[plan.graph.inputs[i]].as_ref();
-    if let Some(stated) = stated.filter(|f| f.dtype != dtype) {
-        let place = format!("graph input '{}'", plan.graph.values[plan.graph.inputs[i]].name);
-        return Err(Error::Model { place, problem: format!("got {dtype}, expected {}", stated.dtype) });
-    }
-    if plan.key_inputs.contains(&i) {
-        let tensor = input_tensor(io, i)?;
-        let value = HostTensor::from_bytes(dtype, shape, tensor.bytes());
-        return Ok(Fact::with_value(value.ok_or_else(|| Error::Internal("an input's size is off".into()))?));
-    }
-    Ok(Fact::new(dtype, shape.iter().map(|&d| Dim::Known(d)).collect()))
-}
-
-/// Infers a step's outputs; computes them when shapes depend on their contents.
-fn infer_step(plan: &Plan, step: &Step, facts: &mut [Option<Fact>]) -> Result<()> {
-    let cx = NodeCx::new(&plan.graph, step.node, facts);
-    let mut outputs = (step.def.infer)(&cx)?;
-    let node = &plan.graph.nodes[step.node];
-    let wanted = node.outputs.iter().flatten().any(|&v| plan.on_host[v]);
-    if wanted && outputs.iter().any(|f| f.value.is_none()) {
-        evaluate(plan, step, facts, &mut outputs)?;
-    }
-    for (value, fact) in node.outputs.iter().zip(outputs) {
-        if let Some(value) = *value {
-            facts[value] = Some(fact);
-        }
-    }
-    Ok(())
-}
-
-fn evaluate(plan: &Plan, step: &Step, facts: &[Option<Fact>], outputs: &mut [Fact]) -> Result<()> {
-    let cx = NodeCx::new(&plan.graph, step.node, facts);
-    let mut inputs = Vec::with_capacity(step.inputs.len());
-    for value in &step.inputs {
-        let known = match *value {
-            None => None,
-            Some(v) => match (facts[v].as_ref().and_then(|f| f.value.clone()), plan.constants.get(&v)) {
-                (Some(tensor), _) => Some(tensor),
-                (None, Some(constant)) => Some(constant.to_tensor()?),
-                (None, None) => {
-                    return Err(Error::Internal(format!("{}: a host value is missing", step.label)));
-                }
-            },
-        };
-        inputs.push(known);
-    }
-    let node = &plan.graph.nodes[step.node];
-    let mut shapes = Vec::with_capacity(node.outputs.len());
-    for (slot, value) in node.outputs.iter().enumerate() {
-        shapes.push(match outputs.get(slot).filter(|_| value.is_some()) {
-            None => None,
-            Some(f) => Some((f.dtype, f.known_shape().ok_or_else(|| eval::unknown_shape(&cx, slot, f))?)),
-        });
-    }
-    let values = eval::run(&*step.kernel, &step.label, &inputs, &shapes, Par::serial())?;
-    for (fact, value) in outputs.iter_mut().zip(values) {
-        if let Some(value) = value {
-            *fact = Fact::with_value(value);
-        }
-    }
-    Ok(())
-}
-
 /// A value's type, shape and, where it is known ahead, place. `None` for values that no step left makes or reads.
 fn made_value(fact: Option<&Fact>, constant: bool, id: ValueId, host: &mut Vec<HostTensor>) -> Option<Placed> {
     let fact = fact?;
@@ -371,5 +319,5 @@ fn made_value(fact: Option<&Fact>, constant: bool, id: ValueId, host: &mut Vec<H
     } else {
         None
     };
-    Some(Placed { dtype: fact.dtype, shape: fact.known_shape()?, place })
+    Some(Placed { dtype: fact.dtype, shape: fact.known_shape()?.into(), place })
 }

@@ -16,6 +16,7 @@ pub mod par;
 pub mod plan;
 pub mod quant;
 pub mod settings;
+mod shape_program;
 pub mod shapes;
 #[cfg(test)]
 mod testing;

@@ -9,7 +9,7 @@ use crate::kernel::Kernel;
 use abi::{Attr, DType, Error, Graph, HostTensor, Node, NodeId, Result};
 use std::collections::HashMap;
 use std::fmt;
-use std::sync::LazyLock;
+use std::sync::{Arc, LazyLock};
 
 /// Why a node is not claimed: one sentence that names op, node, slot, got and expected.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -160,12 +160,12 @@ impl fmt::Display for NodeLabel {
 pub struct NodeCx<'a> {
     graph: &'a Graph,
     id: NodeId,
-    facts: &'a [Option<Fact>],
+    facts: &'a [Option<Arc<Fact>>],
 }
 
 impl<'a> NodeCx<'a> {
     /// `facts` is indexed by `ValueId`.
-    pub fn new(graph: &'a Graph, id: NodeId, facts: &'a [Option<Fact>]) -> Self {
+    pub fn new(graph: &'a Graph, id: NodeId, facts: &'a [Option<Arc<Fact>>]) -> Self {
         Self { graph, id, facts }
     }
 
@@ -188,7 +188,7 @@ impl<'a> NodeCx<'a> {
     /// driver declines such nodes before it asks).
     pub fn input(&self, slot: usize) -> Option<&'a Fact> {
         let value = (*self.node().inputs.get(slot)?)?;
-        self.facts[value].as_ref()
+        self.facts[value].as_deref()
     }
 
     /// What is known of a required input.

@@ -4,7 +4,7 @@
 use crate::build::{BuildCx, Constants};
 use crate::claim::stated_facts;
 use crate::eval;
-use crate::fact::Fact;
+use crate::fact::{Fact, Facts};
 use crate::instance::{Instance, Key};
 use crate::kernel::Kernel;
 use crate::op::{self, NodeCx, NodeLabel, OpDef};
@@ -27,7 +27,7 @@ const SMALL_INITIALIZER: usize = 4096;
 pub struct Plan {
     pub(crate) graph: Graph,
     /// Facts before any input is known: constants, and the stated types.
-    pub(crate) template: Vec<Option<Fact>>,
+    pub(crate) template: Facts,
     /// Nodes that are left after folding, in execution order.
     pub(crate) steps: Vec<Step>,
     /// Per value: whether some shape depends on its contents.
@@ -39,6 +39,8 @@ pub struct Plan {
     /// (graph input, graph output) positions that may share a buffer: one step updates it in place and nobody
     /// reads the input after that step.
     pub(crate) in_place: Vec<(usize, usize)>,
+    /// Per value: the value whose bytes it shows, through views.
+    pub(crate) roots: Vec<ValueId>,
     pub(crate) width: usize,
     instances: Mutex<Vec<(Key, Arc<Instance>)>>,
     workspaces: Mutex<Vec<AlignedBytes>>,
@@ -78,7 +80,8 @@ impl Plan {
         cache.end_compile();
         let (on_host, key_inputs) = host_cone(&graph, &steps, &template);
         let raw = raw_constants(&graph, &steps, &mut constants)?;
-        let in_place = in_place_pairs(&graph, &steps);
+        let roots = roots(&graph, &steps);
+        let in_place = in_place_pairs(&graph, &steps, &roots);
         forget_weights(&mut graph, &mut template, &steps);
         Ok(Self {
             graph,
@@ -88,6 +91,7 @@ impl Plan {
             key_inputs,
             constants: raw,
             in_place,
+            roots,
             width: settings.chunks,
             instances: Mutex::default(),
             workspaces: Mutex::default(),
@@ -114,7 +118,7 @@ impl Plan {
 
     fn instance(&self, key: Key, io: &dyn Io) -> Result<Arc<Instance>> {
         let lock = || self.instances.lock().unwrap_or_else(PoisonError::into_inner);
-        {
+        let latest = {
             let mut cached = lock();
             if let Some(at) = cached.iter().position(|(k, _)| *k == key) {
                 let hit = cached.remove(at);
@@ -122,8 +126,10 @@ impl Plan {
                 cached.push(hit);
                 return Ok(instance);
             }
-        }
-        let instance = Arc::new(Instance::new(self, io)?);
+            cached.last().map(|(_, instance)| instance.clone())
+        };
+        // Most new shapes differ little from the last ones (one token more): start from there.
+        let instance = Arc::new(Instance::new(self, io, latest.as_deref())?);
         let mut cached = lock();
         if cached.len() >= INSTANCES {
             cached.remove(0);
@@ -145,11 +151,7 @@ impl Plan {
 }
 
 /// Reads small external initializers, so that shape arithmetic sees them.
-fn read_small_initializers(
-    mut facts: Vec<Option<Fact>>,
-    graph: &Graph,
-    constants: &mut Constants,
-) -> Result<Vec<Option<Fact>>> {
+fn read_small_initializers(mut facts: Facts, graph: &Graph, constants: &mut Constants) -> Result<Facts> {
     for (id, value) in graph.values.iter().enumerate() {
         let Some(init) = &value.initializer else { continue };
         let InitializerData::External { len, .. } = init.data else {
@@ -159,7 +161,7 @@ fn read_small_initializers(
             continue;
         }
         if let Some(constant) = constants.get(graph, id)? {
-            facts[id] = Some(Fact { constant: true, ..Fact::with_value(constant.to_tensor()?) });
+            facts[id] = Some(Arc::new(Fact { constant: true, ..Fact::with_value(constant.to_tensor()?) }));
         }
     }
     Ok(facts)
@@ -169,7 +171,7 @@ fn read_small_initializers(
 fn fold(
     graph: &Graph,
     id: NodeId,
-    facts: &mut [Option<Fact>],
+    facts: &mut [Option<Arc<Fact>>],
     constants: &mut Constants,
     settings: &Settings,
 ) -> Result<bool> {
@@ -185,7 +187,7 @@ fn fold(
     }
     for (value, fact) in node.outputs.iter().zip(outputs) {
         if let Some(value) = *value {
-            facts[value] = Some(fact);
+            facts[value] = Some(Arc::new(fact));
         }
     }
     Ok(constant)
@@ -233,7 +235,7 @@ fn fold_values(
 fn build_step(
     graph: &Graph,
     id: NodeId,
-    facts: &[Option<Fact>],
+    facts: &[Option<Arc<Fact>>],
     constants: &mut Constants,
     settings: &Settings,
     cache: &PackCache,
@@ -248,7 +250,7 @@ fn build_step(
 }
 
 /// The values on whose contents shapes depend, and the graph inputs among them.
-fn host_cone(graph: &Graph, steps: &[Step], facts: &[Option<Fact>]) -> (Vec<bool>, Vec<usize>) {
+fn host_cone(graph: &Graph, steps: &[Step], facts: &[Option<Arc<Fact>>]) -> (Vec<bool>, Vec<usize>) {
     let mut needed = vec![false; graph.values.len()];
     let constant = |v: ValueId| facts[v].as_ref().is_some_and(|f| f.constant);
     for step in steps.iter().rev() {
@@ -278,7 +280,7 @@ fn raw_constants(graph: &Graph, steps: &[Step], constants: &mut Constants) -> Re
 }
 
 /// Lets go of initializers' bytes that no Run needs: kernels hold their packed forms and `raw_constants` the rest.
-fn forget_weights(graph: &mut Graph, template: &mut [Option<Fact>], steps: &[Step]) {
+fn forget_weights(graph: &mut Graph, template: &mut [Option<Arc<Fact>>], steps: &[Step]) {
     let mut shapes = vec![false; graph.values.len()];
     for step in steps {
         let inputs = &graph.nodes[step.node].inputs;
@@ -287,14 +289,14 @@ fn forget_weights(graph: &mut Graph, template: &mut [Option<Fact>], steps: &[Ste
     graph.values.iter_mut().for_each(|value| value.initializer = None);
     for (fact, shapes) in template.iter_mut().zip(shapes) {
         let Some(fact) = fact else { continue };
-        if !shapes && fact.elements().is_none_or(|n| n > SMALL_INITIALIZER) {
-            fact.value = None;
+        if !shapes && fact.value.is_some() && fact.elements().is_none_or(|n| n > SMALL_INITIALIZER) {
+            *fact = Arc::new(Fact { value: None, ..Fact::clone(fact) });
         }
     }
 }
 
 /// Follows views back to the value whose bytes they show.
-pub(crate) fn roots(graph: &Graph, steps: &[Step]) -> Vec<ValueId> {
+fn roots(graph: &Graph, steps: &[Step]) -> Vec<ValueId> {
     let mut roots: Vec<ValueId> = (0..graph.values.len()).collect();
     for step in steps.iter().filter(|s| s.def.view) {
         let node = &graph.nodes[step.node];
@@ -305,8 +307,7 @@ pub(crate) fn roots(graph: &Graph, steps: &[Step]) -> Vec<ValueId> {
     roots
 }
 
-fn in_place_pairs(graph: &Graph, steps: &[Step]) -> Vec<(usize, usize)> {
-    let roots = roots(graph, steps);
+fn in_place_pairs(graph: &Graph, steps: &[Step], roots: &[ValueId]) -> Vec<(usize, usize)> {
     let mut pairs = Vec::new();
     for (at, step) in steps.iter().enumerate() {
         for &(from, to) in step.def.in_place {
