@@ -494,6 +494,14 @@ def dynamic_options_arrive():
         s.set_ep_dynamic_options({"other": "x"})
 
 
+def session_with_a_talkative_log():
+    register()
+    so = ort.SessionOptions()
+    so.log_severity_level = 1
+    so.add_provider_for_devices(devices(), {})
+    ort.InferenceSession(chain().SerializeToString(), so)
+
+
 def unknown_options_are_refused():
     register()
     with raises("InvalidArgument", "provider option 'concurent'", "did you mean 'concurrent'"):

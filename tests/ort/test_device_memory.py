@@ -1,5 +1,5 @@
-"""The plugin-EP ABI on a real onnxruntime, by an EP on an emulated device (tests/device_ep): copies, IOBinding, streams,
-what neighbours on the CPU do to inputs, errors and panics, and every order of registration, sessions and exit.
+"""The plugin-EP ABI on a real onnxruntime, by an EP on an emulated device (tests/device_ep): copies, IOBinding,
+streams, what neighbours on the CPU do to inputs, errors and panics, and every order of registration, sessions and exit.
 
 Each case runs in a process of its own and must exit with 0: a crash in a destructor counts. The cases themselves are in
 device_cases.py; `--device-library` names a built library, else cargo builds it.
@@ -77,9 +77,11 @@ def device_library(request) -> str:
     return library
 
 
-def passes(library: str, case: str, *arguments: str) -> None:
+def passes(library: str, case: str, *arguments: str) -> str:
+    """The child's stderr."""
     child = device_cases.run(library, case, *arguments)
     assert child.returncode == 0, f"exit code {child.returncode}\n{child.stdout}\n{child.stderr}"
+    return child.stderr
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -102,6 +104,13 @@ def test_failing_registration(device_library, callback):
     passes(device_library, "failing_registration", callback)
 
 
+def test_log_lines_reach_the_log(device_library):
+    assert "device_ep: a session" in passes(device_library, "session_with_a_talkative_log")
+    assert "device_ep: a session" not in passes(device_library, "run_copies_feeds_and_fetches")
+    short = "could not allocate 360000000 bytes for a tensor on the emulated device"
+    assert short in passes(device_library, "out_of_device_memory")
+
+
 def test_emulation_faults_on_host_access(device_library):
     """Without this the other cases would prove little: a forgotten copy must not go unnoticed."""
     child = device_cases.run(device_library, "host_touch_faults")
@@ -109,6 +118,7 @@ def test_emulation_faults_on_host_access(device_library):
 
 
 def test_every_case_is_listed():
-    named = {"failing_session", "failing_registration", "host_touch_faults", "too_old_a_runtime"}
+    named = {"failing_session", "failing_registration", "host_touch_faults", "session_with_a_talkative_log"}
+    named.add("too_old_a_runtime")  # for 1.23, where no suite runs
     assert set(device_cases.cases()) == set(CASES) | named
     assert int(ort.__version__.split(".")[1]) >= 24
