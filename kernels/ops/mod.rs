@@ -10,6 +10,7 @@ mod compress;
 mod conv;
 mod cumulative;
 mod elementwise;
+mod gated_add;
 mod gated_delta_net;
 mod gather;
 mod gather_block_quantized;
@@ -53,6 +54,7 @@ pub fn all() -> impl Iterator<Item = &'static OpDef> {
         elementwise::unary::IRREGULAR,
         elementwise::unary::OPS,
         elementwise::variadic::OPS,
+        gated_add::OPS,
         gated_delta_net::OPS,
         gather::OPS,
         gather_block_quantized::OPS,

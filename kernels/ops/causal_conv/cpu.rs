@@ -2,14 +2,12 @@
 //!
 //! The past state is copied to scratch first, so that the present one may lie in its buffer.
 
-use crate::cpu::convert::{narrowed, widened, widened_bytes};
-use crate::cpu::float::Float;
+use crate::cpu::convert::{Floats, FloatsMut, narrowed, widened, widened_bytes};
 use crate::cpu::isa::{Isa, Job, dispatch};
 use crate::cpu::math::silu;
 use crate::kernel::{Carver, Kernel, RunCx, Shapes};
 use crate::par::{Par, SharedMut};
 use crate::settings::Tier;
-use crate::with_float;
 use abi::{DType, Result};
 use std::ops::Range;
 use std::sync::Arc;
@@ -86,23 +84,16 @@ impl Kernel for CausalConv {
     }
 
     fn run(&self, cx: &mut RunCx<'_>) -> Result<()> {
-        with_float!(cx.required(0).dtype(), T => self.run_typed::<T>(cx));
-        Ok(())
-    }
-}
-
-impl CausalConv {
-    fn run_typed<T: Float>(&self, cx: &mut RunCx<'_>) {
         let par = cx.par;
         let input = cx.required(0);
         let mut carver = Carver::new(cx.take_scratch());
         let weight = match &self.weight {
             Some(weight) => weight.as_slice(),
-            None => self.weight_of_run::<T>(cx, &mut carver),
+            None => self.weight_of_run(cx, &mut carver),
         };
         let bias = match &self.bias {
             Some(bias) => Some(bias.as_slice()),
-            None => cx.input(2).map(|bias| widened::<T>(par, bias, &mut carver)),
+            None => cx.input(2).map(|bias| widened(par, bias, &mut carver)),
         };
         let (present, past_input) = (cx.output(1), cx.input(3));
         let past_shape = past_input.map_or(&[][..], |past| past.shape());
@@ -111,10 +102,10 @@ impl CausalConv {
         let dims = self.dims(input.shape(), &state);
         let past = carver.take::<f32>(dims.batch * dims.channels * dims.length);
         match past_input {
-            Some(from) => T::widen(from.slice::<T>(), past),
+            Some(from) => Floats::of(from).read(0..past.len(), past),
             None => past.fill(0.0),
         }
-        let x = widened::<T>(par, input, &mut carver);
+        let x = widened(par, input, &mut carver);
         let call = Call { dims, dilation: self.dilation, weight, bias, silu: self.silu, past, x };
         if let Some(output) = cx.output(0) {
             if output.dtype() == DType::F32 {
@@ -122,23 +113,23 @@ impl CausalConv {
             } else {
                 let wide = carver.take::<f32>(x.len());
                 self.convolve(par, &call, wide);
-                narrowed(par, wide, output.into_slice::<T>());
+                narrowed(par, wide, output);
             }
         }
         if let Some(present) = present {
-            let present = present.into_slice::<T>();
-            if self.channels_last {
-                call.shift(dims.batch, dims.channels, present);
-            } else {
-                call.shift(dims.batch * dims.channels, 1, present);
-            }
+            let (rows, width) =
+                if self.channels_last { (dims.batch, dims.channels) } else { (dims.batch * dims.channels, 1) };
+            call.shift(rows, width, FloatsMut::of(present));
         }
+        Ok(())
     }
+}
 
+impl CausalConv {
     /// The weight where it is no constant.
-    fn weight_of_run<'a, T: Float>(&self, cx: &RunCx<'a>, carver: &mut Carver<'a>) -> &'a [f32] {
+    fn weight_of_run<'a>(&self, cx: &RunCx<'a>, carver: &mut Carver<'a>) -> &'a [f32] {
         let tensor = cx.required(1);
-        let wide = widened::<T>(cx.par, tensor, carver);
+        let wide = widened(cx.par, tensor, carver);
         if !self.channels_last {
             return wide;
         }
@@ -187,14 +178,17 @@ struct Call<'a> {
 
 impl Call<'_> {
     /// Writes the last L of each of `rows` rows of L past and T new positions of `width` elements.
-    fn shift<T: Float>(&self, rows: usize, width: usize, to: &mut [T]) {
+    fn shift(&self, rows: usize, width: usize, to: FloatsMut<'_>) {
         let (old, new) = (self.dims.length * width, self.dims.tokens * width);
+        let kept = old.saturating_sub(new);
         for row in 0..rows {
             let (past, x) = (&self.past[row * old..][..old], &self.x[row * new..][..new]);
-            let to = &mut to[row * old..][..old];
-            let kept = old.saturating_sub(new);
-            T::narrow(&past[old - kept..], &mut to[..kept]);
-            T::narrow(&x[new - (old - kept)..], &mut to[kept..]);
+            let middle = row * old + kept;
+            // SAFETY: nobody else borrows the present state, and the past was copied.
+            unsafe {
+                to.write(row * old..middle, &past[old - kept..]);
+                to.write(middle..(row + 1) * old, &x[new - (old - kept)..]);
+            }
         }
     }
 }

@@ -1,17 +1,15 @@
 //! GatedDeltaNet on the CPU: norms and gates into f32 scratch, then LinearAttention's recurrence.
 
 use super::Gate;
-use crate::cpu::convert::{narrowed, widened, widened_bytes};
-use crate::cpu::float::Float;
+use crate::cpu::convert::{self, Floats, FloatsMut, narrowed, widened, widened_bytes};
 use crate::cpu::isa::{Isa, Job, dispatch, dot};
 use crate::cpu::math::softplus;
 use crate::kernel::{Carver, Kernel, RunCx, Shapes, Tensor};
 use crate::ops::linear_attention::Rule;
 use crate::ops::linear_attention::recurrence::{self, Recurrence, Rows, Spans};
 use crate::ops::linear_attention::state::VMajor;
-use crate::par::{Par, SharedMut};
+use crate::par::SharedMut;
 use crate::settings::Tier;
-use crate::with_float;
 use abi::{DType, Result};
 use std::ops::Range;
 
@@ -96,27 +94,22 @@ impl Kernel for GatedDeltaNet {
     }
 
     fn run(&self, cx: &mut RunCx<'_>) -> Result<()> {
-        with_float!(cx.required(0).dtype(), T => self.run_typed::<T>(cx))
-    }
-}
-
-impl GatedDeltaNet {
-    fn run_typed<T: Float>(&self, cx: &mut RunCx<'_>) -> Result<()> {
         let par = cx.par;
         let shape = |slot: usize| cx.input(slot).map_or(&[][..], |tensor| tensor.shape());
         let dims = self.dims(shape(0), shape(2), shape(3), shape(6));
         let spans = spans(cx, &dims)?;
         let mut carver = Carver::new(cx.take_scratch());
-        let [q, k, v] = self.rows::<T>(cx, &dims, &mut carver);
+        let [q, k, v] = self.rows(cx, &dims, &mut carver);
         let per_key = cx.input(4).is_some_and(|d| d.len() != dims.tokens * dims.v_heads);
         let decay = cx.input(4).map(|decay| {
             let to = carver.take::<f32>(decay.len());
-            with_float!(decay.dtype(), G => self.decay_factors::<G>(cx, decay, &dims, to));
+            self.decay_factors(cx, decay, &dims, to);
             &*to
         });
         let beta = cx.input(5).map(|beta| {
             let to = carver.take::<f32>(beta.len());
-            with_float!(beta.dtype(), G => self.rates::<G>(par, beta, to));
+            let to_floats = FloatsMut::F32(SharedMut::new(&mut *to));
+            convert::map(par, Floats::of(beta), to_floats, |_, raw| if self.sigmoid_beta { sigmoid(raw) } else { raw });
             &*to
         });
         let call = Recurrence {
@@ -149,22 +142,24 @@ impl GatedDeltaNet {
         };
         recurrence::run(self.tier, par, &call, &state, &mut *out, blocks);
         if let Some(output) = rounded {
-            narrowed(par, out, output.into_slice::<T>());
+            narrowed(par, out, output);
         }
         Ok(())
     }
+}
 
+impl GatedDeltaNet {
     /// Query, key and value as f32, query and key normalised where the node asks.
-    fn rows<'a, T: Float>(&self, cx: &RunCx<'a>, dims: &Dims, carver: &mut Carver<'a>) -> [Rows<'a>; 3] {
+    fn rows<'a>(&self, cx: &RunCx<'a>, dims: &Dims, carver: &mut Carver<'a>) -> [Rows<'a>; 3] {
         let (keys, values) = (dims.q_heads * dims.dk, dims.v_heads * dims.dv);
         let [q, k, v] = if self.packed {
-            let data = widened::<T>(cx.par, cx.required(0), carver);
+            let data = widened(cx.par, cx.required(0), carver);
             let stride = 2 * keys + values;
             // Without tokens there is nothing to skip.
             [0, keys, 2 * keys].map(|skip| Rows { data: &data[skip.min(data.len())..], stride })
         } else {
             [(0, keys), (1, keys), (2, values)]
-                .map(|(slot, stride)| Rows { data: widened::<T>(cx.par, cx.required(slot), carver), stride })
+                .map(|(slot, stride)| Rows { data: widened(cx.par, cx.required(slot), carver), stride })
         };
         if !self.l2_norm {
             return [q, k, v];
@@ -184,47 +179,24 @@ impl GatedDeltaNet {
     }
 
     /// exp of the log decay.
-    fn decay_factors<G: Float>(&self, cx: &RunCx<'_>, decay: Tensor<'_>, dims: &Dims, to: &mut [f32]) {
-        let from = decay.slice::<G>();
+    fn decay_factors(&self, cx: &RunCx<'_>, decay: Tensor<'_>, dims: &Dims, to: &mut [f32]) {
         let vector = |slot: usize| cx.input(slot).map_or(&[][..], |t| t.slice::<f32>());
         let (a_log, bias) = (vector(7), vector(8));
         // Decay elements of a head; `bias` has one for each, or one for the head.
-        let each = from.len() / (dims.tokens * dims.v_heads).max(1);
+        let each = decay.len() / (dims.tokens * dims.v_heads).max(1);
         let biases = bias.len() / dims.v_heads.max(1);
-        let to = SharedMut::new(to);
-        cx.par.ranges(from.len(), GRAIN, |range| {
-            // SAFETY: `ranges` gives disjoint ranges.
-            let to = unsafe { to.slice(range.clone()) };
-            for (i, to) in range.zip(to) {
-                let head = i / each % dims.v_heads;
-                let raw = from[i].to_f32();
-                let biased = || raw + bias[head * biases + if biases > 1 { i % each } else { 0 }];
-                let log = match self.gate {
-                    Gate::Given => raw,
-                    Gate::Softplus => -a_log[head].exp() * softplus(biased()),
-                    Gate::Sigmoid => self.lower_bound * sigmoid(a_log[head].exp() * biased()),
-                };
-                *to = log.exp();
-            }
-        });
-    }
-
-    fn rates<G: Float>(&self, par: Par<'_>, beta: Tensor<'_>, to: &mut [f32]) {
-        let from = beta.slice::<G>();
-        let to = SharedMut::new(to);
-        par.ranges(from.len(), GRAIN, |range| {
-            // SAFETY: `ranges` gives disjoint ranges.
-            let to = unsafe { to.slice(range.clone()) };
-            for (from, to) in from[range].iter().zip(to) {
-                let raw = from.to_f32();
-                *to = if self.sigmoid_beta { sigmoid(raw) } else { raw };
-            }
+        convert::map(cx.par, Floats::of(decay), FloatsMut::F32(SharedMut::new(to)), |i, raw| {
+            let head = i / each % dims.v_heads;
+            let biased = || raw + bias[head * biases + if biases > 1 { i % each } else { 0 }];
+            let log = match self.gate {
+                Gate::Given => raw,
+                Gate::Softplus => -a_log[head].exp() * softplus(biased()),
+                Gate::Sigmoid => self.lower_bound * sigmoid(a_log[head].exp() * biased()),
+            };
+            log.exp()
         });
     }
 }
-
-/// Gate elements below which another thread is not worth it; each takes some tens of nanoseconds.
-const GRAIN: usize = 2048;
 
 fn sigmoid(x: f32) -> f32 {
     1.0 / (1.0 + (-x).exp())

@@ -3,8 +3,7 @@
 use super::Rule;
 use super::recurrence::{self, Recurrence, Rows, Spans};
 use super::state::KMajor;
-use crate::cpu::convert::{narrowed, widened, widened_bytes};
-use crate::cpu::float::Float;
+use crate::cpu::convert::{self, Floats, FloatsMut, narrowed, widened, widened_bytes};
 use crate::kernel::{Carver, Kernel, RunCx, Shapes, Tensor};
 use crate::par::{Par, SharedMut};
 use crate::settings::Tier;
@@ -64,13 +63,6 @@ impl Kernel for LinearAttention {
     }
 
     fn run(&self, cx: &mut RunCx<'_>) -> Result<()> {
-        with_float!(cx.required(0).dtype(), T => self.run_typed::<T>(cx));
-        Ok(())
-    }
-}
-
-impl LinearAttention {
-    fn run_typed<T: Float>(&self, cx: &mut RunCx<'_>) {
         let par = cx.par;
         let (query, key, value) = (cx.required(0), cx.required(1), cx.required(2));
         let dims = self.dims(query.shape(), value.shape());
@@ -78,15 +70,8 @@ impl LinearAttention {
         let decay = cx.input(4).filter(|_| self.rule.decay);
         let beta = cx.input(5).filter(|_| self.rule.delta);
         let factors = decay.map(|decay| {
-            let (from, to) = (decay.slice::<T>(), carver.take::<f32>(decay.len()));
-            let shared = SharedMut::new(&mut *to);
-            par.ranges(from.len(), 2048, |range| {
-                // SAFETY: `ranges` gives disjoint ranges.
-                let to = unsafe { shared.slice(range.clone()) };
-                for (to, from) in to.iter_mut().zip(&from[range]) {
-                    *to = from.to_f32().exp();
-                }
-            });
+            let to = carver.take::<f32>(decay.len());
+            convert::map(par, Floats::of(decay), FloatsMut::F32(SharedMut::new(&mut *to)), |_, log| log.exp());
             &*to
         });
         let call = Recurrence {
@@ -96,12 +81,12 @@ impl LinearAttention {
             k_heads: key.shape()[2] / dims.dk,
             v_heads: self.v_heads,
             scale: recurrence::scale(self.scale, dims.dk),
-            q: rows::<T>(par, query, &mut carver),
-            k: rows::<T>(par, key, &mut carver),
-            v: rows::<T>(par, value, &mut carver),
+            q: rows(par, query, &mut carver),
+            k: rows(par, key, &mut carver),
+            v: rows(par, value, &mut carver),
             decay: factors,
             decay_per_key: decay.is_some_and(|d| d.shape()[2] != self.v_heads),
-            beta: beta.map(|beta| widened::<T>(par, beta, &mut carver)),
+            beta: beta.map(|beta| widened(par, beta, &mut carver)),
             beta_heads: beta.map_or(0, |beta| beta.shape()[2]),
             spans: Spans::Uniform(dims.batch, dims.tokens),
         };
@@ -119,12 +104,13 @@ impl LinearAttention {
             recurrence::run(self.tier, par, &call, &state, &mut *out, blocks);
         });
         if let Some(output) = rounded {
-            narrowed(par, out, output.into_slice::<T>());
+            narrowed(par, out, output);
         }
+        Ok(())
     }
 }
 
 /// [B, T, heads and elements] as f32 rows.
-fn rows<'a, T: Float>(par: Par<'_>, tensor: Tensor<'a>, carver: &mut Carver<'a>) -> Rows<'a> {
-    Rows { data: widened::<T>(par, tensor, carver), stride: tensor.shape()[2] }
+fn rows<'a>(par: Par<'_>, tensor: Tensor<'a>, carver: &mut Carver<'a>) -> Rows<'a> {
+    Rows { data: widened(par, tensor, carver), stride: tensor.shape()[2] }
 }

@@ -169,25 +169,25 @@ pub fn run(tier: Tier, par: Par<'_>, call: &Recurrence<'_>, state: &impl State, 
         let block = unsafe { blocks.slice(task * len..(task + 1) * len) };
         let task = Task { call, state, out, at, block };
         match vectors {
-            1 => dispatch(tier, Columns::<_, 1>(task)),
-            2 => dispatch(tier, Columns::<_, 2>(task)),
-            _ => dispatch(tier, Columns::<_, 4>(task)),
+            1 => dispatch(tier, Columns::<1>(task)),
+            2 => dispatch(tier, Columns::<2>(task)),
+            _ => dispatch(tier, Columns::<4>(task)),
         }
     });
 }
 
-struct Task<'a, S> {
+struct Task<'a> {
     call: &'a Recurrence<'a>,
-    state: &'a S,
+    state: &'a dyn State,
     out: SharedMut<'a, f32>,
     at: At,
     block: &'a mut [f32],
 }
 
 /// A task whose rows take `R` vectors.
-struct Columns<'a, S, const R: usize>(Task<'a, S>);
+struct Columns<'a, const R: usize>(Task<'a>);
 
-impl<S: State, const R: usize> Job for Columns<'_, S, R> {
+impl<const R: usize> Job for Columns<'_, R> {
     type Out = ();
 
     #[inline(always)]

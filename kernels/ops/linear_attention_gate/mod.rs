@@ -8,14 +8,12 @@
 mod tests;
 
 use crate::build::BuildCx;
-use crate::cpu::float::Float;
+use crate::cpu::convert::{self, Floats, FloatsMut};
 use crate::cpu::math::softplus;
 use crate::fact::Fact;
 use crate::kernel::{Kernel, RunCx};
 use crate::op::{Decline, NodeCx, OpDef};
-use crate::par::SharedMut;
 use crate::shapes::{agree, agree_all, ranked};
-use crate::with_float;
 use abi::{DType, Result};
 
 /// The definitions.
@@ -55,39 +53,18 @@ fn build(_: &mut BuildCx) -> Result<Box<dyn Kernel>> {
 
 struct Gate;
 
-/// Elements below which another thread is not worth it; each takes some tens of nanoseconds.
-const GRAIN: usize = 2048;
-
 impl Kernel for Gate {
     fn run(&self, cx: &mut RunCx<'_>) -> Result<()> {
-        with_float!(cx.required(0).dtype(), T => run::<T>(cx));
+        let (bias, scale) = (cx.required(1).slice::<f32>(), cx.required(2).slice::<f32>());
+        if let Some(decay) = cx.output(0) {
+            convert::map(cx.par, Floats::of(cx.required(0)), FloatsMut::of(decay), |i, a| {
+                let head = i % bias.len();
+                scale[head] * softplus(a + bias[head])
+            });
+        }
+        if let (Some(b), Some(beta)) = (cx.input(3), cx.output(1)) {
+            convert::map(cx.par, Floats::of(b), FloatsMut::of(beta), |_, b| 1.0 / (1.0 + (-b).exp()));
+        }
         Ok(())
-    }
-}
-
-fn run<T: Float>(cx: &mut RunCx<'_>) {
-    let a = cx.required(0).slice::<T>();
-    let (bias, scale) = (cx.required(1).slice::<f32>(), cx.required(2).slice::<f32>());
-    if let Some(decay) = cx.output(0) {
-        let decay = SharedMut::new(decay.into_slice::<T>());
-        cx.par.ranges(a.len(), GRAIN, |range| {
-            for i in range.clone() {
-                let h = i % bias.len();
-                let value = T::from_f32(scale[h] * softplus(a[i].to_f32() + bias[h]));
-                // SAFETY: each element belongs to one range.
-                let one = unsafe { decay.slice(i..i + 1) };
-                one[0] = value;
-            }
-        });
-    }
-    if let (Some(b), Some(beta)) = (cx.input(3), cx.output(1)) {
-        let (b, beta) = (b.slice::<T>(), SharedMut::new(beta.into_slice::<T>()));
-        cx.par.ranges(b.len(), GRAIN, |range| {
-            // SAFETY: `ranges` gives disjoint ranges.
-            let beta = unsafe { beta.slice(range.clone()) };
-            for (beta, b) in beta.iter_mut().zip(&b[range]) {
-                *beta = T::from_f32(1.0 / (1.0 + (-b.to_f32()).exp()));
-            }
-        });
     }
 }

@@ -3,17 +3,14 @@
 //!
 //! X, gate and Y [..., H C], scale [C]; the mean of squares is over each group of C.
 
-use super::rows::{Call, Gated, Norm, Plain, Rounded};
+use super::rows::{Activation, Call, Norm};
 use crate::build::BuildCx;
-use crate::cpu::convert::{widened, widened_bytes};
-use crate::cpu::float::Float;
+use crate::cpu::convert::{Floats, FloatsMut, widened, widened_bytes};
 use crate::fact::{Fact, unify};
 use crate::kernel::{Carver, Kernel, RunCx, Shapes};
 use crate::op::{Decline, NodeCx, OpDef};
-use crate::par::SharedMut;
 use crate::settings::Tier;
 use crate::shapes::{agree, ranked, show};
-use crate::with_float;
 use abi::{DType, Dim, Result};
 
 /// The definitions.
@@ -56,14 +53,17 @@ fn build(cx: &mut BuildCx) -> Result<Box<dyn Kernel>> {
     Ok(Box::new(GatedRmsNorm {
         tier: cx.settings().tier,
         epsilon: cx.float("epsilon", 1e-5),
-        silu: cx.string("activation", "silu") != "sigmoid",
+        activation: match cx.string("activation", "silu") {
+            "sigmoid" => Activation::Sigmoid,
+            _ => Activation::Silu,
+        },
     }))
 }
 
 struct GatedRmsNorm {
     tier: Tier,
     epsilon: f32,
-    silu: bool,
+    activation: Activation,
 }
 
 impl Kernel for GatedRmsNorm {
@@ -73,28 +73,15 @@ impl Kernel for GatedRmsNorm {
     }
 
     fn run(&self, cx: &mut RunCx<'_>) -> Result<()> {
-        with_float!(cx.required(0).dtype(), T => self.run_typed::<T>(cx));
-        Ok(())
-    }
-}
-
-impl GatedRmsNorm {
-    fn run_typed<T: Float>(&self, cx: &mut RunCx<'_>) {
-        let Some(output) = cx.output(0) else { return };
         let mut carver = Carver::new(cx.take_scratch());
-        let (x, n) = (cx.required(0), cx.required(1).len());
-        let product = Rounded { y: SharedMut::new(output.into_slice::<T>()), n };
+        let (x, scale, gate) = (cx.required(0), cx.required(1), cx.required(2));
+        let y = cx.output(0).map(FloatsMut::of);
         let call = Call {
-            norm: Norm::Rms(self.epsilon),
-            rows: x.len() / n,
-            n,
-            source: Plain { x: x.slice::<T>(), n },
-            scale: Some(widened::<T>(cx.par, cx.required(1), &mut carver)),
-            bias: None,
-            sink: Some(Gated { gate: cx.required(2).slice::<T>(), silu: self.silu, product }),
-            mean: None,
-            inverse: None,
+            scale: Some(widened(cx.par, scale, &mut carver)),
+            gate: Some((Floats::of(gate), self.activation)),
+            ..Call::new(Norm::Rms(self.epsilon), Floats::of(x), scale.len(), y)
         };
         call.run(self.tier, cx.par);
+        Ok(())
     }
 }

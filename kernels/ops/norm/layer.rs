@@ -4,16 +4,15 @@
 //! The norm is over the dims from 'axis' on; scale and bias broadcast to X. Outputs: Y of the scale's type,
 //! then each row's mean (LayerNormalization only) and 1 / deviation in f32.
 
-use super::rows::{Call, Norm, Plain, Rounded};
+use super::rows::{Call, Norm};
 use crate::build::BuildCx;
-use crate::cpu::float::Float;
+use crate::cpu::convert::{Floats, FloatsMut, widened};
 use crate::fact::{Fact, axis, broadcast, unify};
 use crate::kernel::{Carver, Kernel, RunCx, Shapes, Tensor};
 use crate::op::{Decline, NodeCx, OpDef};
-use crate::par::SharedMut;
+use crate::par::{Par, SharedMut};
 use crate::settings::Tier;
 use crate::shapes::show;
-use crate::with_float;
 use abi::tensor::Element;
 use abi::{DType, Dim, Result};
 
@@ -129,24 +128,18 @@ fn expanded_elements(dtype: DType, vector: &[usize], shape: &[usize], n: usize) 
 }
 
 /// `vector` as [n], or broadcast to X's shape.
-fn expanded<'a, T: Float>(vector: Tensor<'a>, shape: &[usize], n: usize, carver: &mut Carver<'a>) -> &'a [f32] {
-    let from = vector.slice::<T>();
-    let is_row = is_row(vector.shape(), shape, n);
-    if let (true, Some(same)) = (is_row, T::as_f32s(from)) {
-        return same;
+fn expanded<'a>(par: Par<'_>, vector: Tensor<'a>, shape: &[usize], n: usize, carver: &mut Carver<'a>) -> &'a [f32] {
+    if is_row(vector.shape(), shape, n) {
+        return widened(par, vector, carver);
     }
-    let elements = expanded_elements(vector.dtype(), vector.shape(), shape, n);
-    let to = carver.take::<f32>(elements);
-    if is_row {
-        T::widen(from, to);
-    } else {
-        spread(from, vector.shape(), shape, to, |v| v.to_f32());
-    }
+    let to = carver.take::<f32>(shape.iter().product());
+    let from = Floats::of(vector);
+    spread(|i| from.get(i), vector.shape(), shape, to);
     to
 }
 
-/// Broadcasts `from`, of shape `vector`, to `shape`.
-fn spread<T: Copy, U>(from: &[T], vector: &[usize], shape: &[usize], to: &mut [U], f: impl Fn(T) -> U) {
+/// Broadcasts elements `from`, of shape `vector`, to `shape`.
+fn spread<T>(from: impl Fn(usize) -> T, vector: &[usize], shape: &[usize], to: &mut [T]) {
     let lead = shape.len() - vector.len();
     for (i, to) in to.iter_mut().enumerate() {
         let (mut rest, mut stride, mut at) = (i, 1, 0);
@@ -158,7 +151,7 @@ fn spread<T: Copy, U>(from: &[T], vector: &[usize], shape: &[usize], to: &mut [U
                 stride *= vector[axis - lead];
             }
         }
-        *to = f(from[at]);
+        *to = from(at);
     }
 }
 
@@ -179,35 +172,25 @@ impl Kernel for LayerNorm {
             self.run_double(cx);
             return Ok(());
         }
-        with_float!(cx.required(0).dtype(), T => {
-            with_float!(cx.required(1).dtype(), V => self.run_typed::<T, V>(cx))
-        });
+        let par = cx.par;
+        let mut carver = Carver::new(cx.take_scratch());
+        let x = cx.required(0);
+        let (_, n) = self.split(x.shape());
+        let bias = cx.input(2).filter(|_| self.centred);
+        let y = cx.output(0).map(FloatsMut::of);
+        let call = Call {
+            scale: Some(expanded(par, cx.required(1), x.shape(), n, &mut carver)),
+            bias: bias.map(|bias| expanded(par, bias, x.shape(), n, &mut carver)),
+            mean: if self.centred { shared(cx, 1) } else { None },
+            inverse: shared(cx, if self.centred { 2 } else { 1 }),
+            ..Call::new(self.norm, Floats::of(x), n, y)
+        };
+        call.run(self.tier, par);
         Ok(())
     }
 }
 
 impl LayerNorm {
-    fn run_typed<T: Float, V: Float>(&self, cx: &mut RunCx<'_>) {
-        let mut carver = Carver::new(cx.take_scratch());
-        let x = cx.required(0);
-        let (rows, n) = self.split(x.shape());
-        let scale = expanded::<V>(cx.required(1), x.shape(), n, &mut carver);
-        let bias = cx.input(2).filter(|_| self.centred);
-        let bias = bias.map(|bias| expanded::<V>(bias, x.shape(), n, &mut carver));
-        let call = Call {
-            norm: self.norm,
-            rows,
-            n,
-            source: Plain { x: x.slice::<T>(), n },
-            scale: Some(scale),
-            bias,
-            sink: shared(cx, 0).map(|y| Rounded::<V> { y, n }),
-            mean: if self.centred { shared(cx, 1) } else { None },
-            inverse: shared(cx, if self.centred { 2 } else { 1 }),
-        };
-        call.run(self.tier, cx.par);
-    }
-
     /// Rows of doubles, which no decoder needs fast.
     fn run_double(&self, cx: &mut RunCx<'_>) {
         let mut carver = Carver::new(cx.take_scratch());
@@ -215,7 +198,8 @@ impl LayerNorm {
         let (rows, n) = self.split(x.shape());
         let mut vector = |vector: Tensor<'_>| {
             let to = carver.take::<f64>(x.len());
-            spread(vector.slice::<f64>(), vector.shape(), x.shape(), to, |v| v);
+            let from = vector.slice::<f64>();
+            spread(|i| from[i], vector.shape(), x.shape(), to);
             to
         };
         let scale = vector(cx.required(1));

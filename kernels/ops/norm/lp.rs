@@ -2,9 +2,9 @@
 //!
 //! Divides by the L1 or L2 norm along one axis, with no epsilon; zeros stay zeros.
 
-use super::layer::shared;
-use super::rows::{Call, Norm, Plain, Rounded};
+use super::rows::{Call, Norm};
 use crate::build::BuildCx;
+use crate::cpu::convert::{Floats, FloatsMut};
 use crate::cpu::float::Float;
 use crate::fact::{Fact, axis};
 use crate::kernel::{Kernel, RunCx};
@@ -49,37 +49,21 @@ struct LpNorm {
 
 impl Kernel for LpNorm {
     fn run(&self, cx: &mut RunCx<'_>) -> Result<()> {
-        if cx.required(0).dtype() == DType::F64 {
+        let x = cx.required(0);
+        let along = axis(self.axis, x.shape().len()).unwrap_or(0);
+        if x.dtype() == DType::F64 {
             self.strided::<f64>(cx, |x| x, |x| x);
-            return Ok(());
+        } else if along + 1 == x.shape().len() {
+            let y = cx.output(0).map(FloatsMut::of);
+            Call::new(self.norm, Floats::of(x), x.shape()[along], y).run(self.tier, cx.par);
+        } else {
+            with_float!(x.dtype(), T => self.strided::<T>(cx, |x| x.to_f32().into(), |x| T::from_f32(x as f32)));
         }
-        with_float!(cx.required(0).dtype(), T => self.run_typed::<T>(cx));
         Ok(())
     }
 }
 
 impl LpNorm {
-    fn run_typed<T: Float>(&self, cx: &mut RunCx<'_>) {
-        let x = cx.required(0);
-        let along = axis(self.axis, x.shape().len()).unwrap_or(0);
-        if along + 1 != x.shape().len() {
-            return self.strided::<T>(cx, |x| x.to_f32().into(), |x| T::from_f32(x as f32));
-        }
-        let n = x.shape()[along];
-        let call = Call {
-            norm: self.norm,
-            rows: x.shape()[..along].iter().product(),
-            n,
-            source: Plain { x: x.slice::<T>(), n },
-            scale: None,
-            bias: None,
-            sink: shared(cx, 0).map(|y| Rounded::<T> { y, n }),
-            mean: None,
-            inverse: None,
-        };
-        call.run(self.tier, cx.par);
-    }
-
     /// Along an inner axis, or in doubles: one column after another.
     fn strided<T: Element>(&self, cx: &mut RunCx<'_>, wide: impl Fn(T) -> f64 + Sync, round: impl Fn(f64) -> T + Sync) {
         let x = cx.required(0);

@@ -6,16 +6,14 @@
 //! each row's mean and 1 / deviation in f32.
 
 use super::layer::shared;
-use super::rows::{Call, Norm, Rounded, Sum};
+use super::rows::{Call, Norm};
 use crate::build::BuildCx;
-use crate::cpu::convert::{widened, widened_bytes};
-use crate::cpu::float::Float;
+use crate::cpu::convert::{Floats, FloatsMut, widened, widened_bytes};
 use crate::fact::Fact;
 use crate::kernel::{Carver, Kernel, RunCx, Shapes};
 use crate::op::{Decline, NodeCx, OpDef};
 use crate::settings::Tier;
 use crate::shapes::{agree, ranked, show};
-use crate::with_float;
 
 use abi::{DType, Dim, Result};
 
@@ -110,41 +108,22 @@ impl Kernel for SkipNorm {
     }
 
     fn run(&self, cx: &mut RunCx<'_>) -> Result<()> {
-        with_float!(cx.required(0).dtype(), T => self.run_typed::<T>(cx));
-        Ok(())
-    }
-}
-
-impl SkipNorm {
-    fn run_typed<T: Float>(&self, cx: &mut RunCx<'_>) {
         let par = cx.par;
         let mut carver = Carver::new(cx.take_scratch());
         let (x, skip, gamma) = (cx.required(0), cx.required(1), cx.required(2));
-        let n = gamma.len();
-        let rows = x.len() / n.max(1);
-        let scale = Some(widened::<T>(par, gamma, &mut carver));
-        let beta = self.beta.and_then(|slot| cx.input(slot));
-        let beta = beta.map(|beta| widened::<T>(par, beta, &mut carver));
-        let bias = cx.input(self.bias);
-        let sum = Sum {
-            x: x.slice::<T>(),
-            skip: skip.slice::<T>(),
-            skip_rows: (skip.len() / n.max(1)).max(1),
-            bias: bias.map(|bias| widened::<T>(par, bias, &mut carver)),
-            sum: shared(cx, 3),
-            n,
-        };
+        let [beta, bias] = [self.beta, Some(self.bias)].map(|slot| slot.and_then(|slot| cx.input(slot)));
+        let y = cx.output(0).map(FloatsMut::of);
         let call = Call {
-            norm: self.norm,
-            rows,
-            n,
-            source: sum,
-            scale,
-            bias: beta,
-            sink: shared(cx, 0).map(|y| Rounded::<T> { y, n }),
+            skip: Some(Floats::of(skip)),
+            scale: Some(widened(par, gamma, &mut carver)),
+            bias: beta.map(|beta| widened(par, beta, &mut carver)),
+            skip_bias: bias.map(|bias| widened(par, bias, &mut carver)),
+            sum: cx.output(3).map(FloatsMut::of),
             mean: shared(cx, 1),
             inverse: shared(cx, 2),
+            ..Call::new(self.norm, Floats::of(x), gamma.len(), y)
         };
         call.run(self.tier, par);
+        Ok(())
     }
 }
