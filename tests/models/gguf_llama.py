@@ -50,6 +50,7 @@ class LlamaGguf:
         from gguf import GGUFReader
 
         self._reader = GGUFReader(path)
+        self._fields: dict[str, Any] = {}
         self._tensors = {tensor.name: tensor for tensor in self._reader.tensors}
         if (architecture := self.field("general.architecture")) != "llama":
             raise ValueError(f"{path}: general.architecture: got '{architecture}', expected 'llama'")
@@ -62,13 +63,15 @@ class LlamaGguf:
         self.context: int = self.field("llama.context_length")
         self.theta: float = self.field("llama.rope.freq_base")
         self.epsilon: float = self.field("llama.attention.layer_norm_rms_epsilon")
-        self.vocab: int = len(self.field("tokenizer.ggml.tokens"))
+        self.vocab: int = len(self._data("token_embd.weight", "Q8_0"))
 
     def field(self, key: str) -> Any:
         """A metadata value; KeyError names the key that is missing."""
-        if (field := self._reader.get_field(key)) is None:
-            raise KeyError(f"GGUF metadata '{key}' is missing")
-        return field.contents()
+        if key not in self._fields:
+            if (field := self._reader.get_field(key)) is None:
+                raise KeyError(f"GGUF metadata '{key}' is missing")
+            self._fields[key] = field.contents()  # seconds for a vocabulary
+        return self._fields[key]
 
     def vector(self, name: str) -> np.ndarray:
         """A float32 tensor."""
