@@ -18,6 +18,10 @@ TOOLS := $(CACHE)/tools/bin
 PACKAGES := abi kernels ep-cpu
 # Older ONNX Runtimes that the one binary must run on.
 OLDER_ORTS := 1.24.4 1.28.0 1.30.0
+FUZZ_TARGETS := model_reader op_attributes
+FUZZ_SECONDS ?= 45
+# Only `make check` may need it.
+APT := apt-get update -qq && apt-get install -qq -y --no-install-recommends
 PYTEST_ARGS ?= -n 2 --dist worksteal
 
 # What the wheel is made from.
@@ -75,15 +79,25 @@ older-ort-%: $(CACHE)/ort-%/stamp $(STAMPS)/wheel
 	library=$$($(PY) -c 'import nxrt_ep_cpu; print(nxrt_ep_cpu.get_library_path())')
 	$(CACHE)/ort-$*/bin/python -m pytest -q tests/ort/test_older.py tests/ort/test_device_memory.py --ep-library "$$library"
 
-fuzz:  ## Coverage-guided fuzzing, a short run of every target
-	@echo "no fuzz targets yet"
+fuzz: $(TOOLS)/cargo-fuzz $(STAMPS)/requirements  ## Coverage-guided fuzzing, a short run of every target
+	command -v g++ >/dev/null || { $(APT) g++; }
+	$(PY) tests/fuzz/seeds.py $(CACHE)/fuzz/model_reader
+	for target in $(FUZZ_TARGETS); do
+	    mkdir -p $(CACHE)/fuzz/$$target
+	    # Without a sanitizer cargo-fuzz runs on stable; AddressSanitizer has its own target.
+	    PATH="$(abspath $(TOOLS)):$$PATH" cargo fuzz run --fuzz-dir tests/fuzz --sanitizer none $$target \
+	        $(CACHE)/fuzz/$$target -- -max_total_time=$(FUZZ_SECONDS) -rss_limit_mb=4096 -timeout=20 -print_final_stats=1
+	done
 
-asan:  ## The kernels' tests under AddressSanitizer
-	RUSTC_BOOTSTRAP=1 RUSTFLAGS=-Zsanitizer=address cargo test --quiet --locked --lib -p kernels \
-	    --target $$(rustc -vV | sed -n 's/^host: //p') --target-dir target/asan
+asan:  ## The kernels' and the reader's tests under AddressSanitizer
+	for package in kernels abi; do
+	    RUSTC_BOOTSTRAP=1 RUSTFLAGS=-Zsanitizer=address cargo test --quiet --locked --lib -p $$package \
+	        --target $$(rustc -vV | sed -n 's/^host: //p') --target-dir target/asan
+	done
 
-memcheck:  ## One process under valgrind
-	@echo "no valgrind run yet"
+memcheck: $(STAMPS)/wheel  ## One process with many sessions under valgrind
+	command -v valgrind >/dev/null || { $(APT) valgrind; }
+	$(PY) tests/ort/memcheck.py
 
 $(STAMPS)/venv:
 	@if [ -z '$(PYTHON)' ]; then echo 'Python 3.11 or newer is needed' >&2; exit 1; fi
