@@ -85,7 +85,7 @@ fuzz: $(TOOLS)/cargo-fuzz $(STAMPS)/requirements  ## Coverage-guided fuzzing, a 
 	for target in $(FUZZ_TARGETS); do
 	    mkdir -p $(CACHE)/fuzz/$$target
 	    # Without a sanitizer cargo-fuzz runs on stable; AddressSanitizer has its own target.
-	    PATH="$(abspath $(TOOLS)):$$PATH" cargo fuzz run --fuzz-dir tests/fuzz --sanitizer none $$target \
+	    $(TOOLS)/cargo-fuzz run --fuzz-dir tests/fuzz --sanitizer none $$target \
 	        $(CACHE)/fuzz/$$target -- -max_total_time=$(FUZZ_SECONDS) -rss_limit_mb=4096 -timeout=20 -print_final_stats=1
 	done
 
