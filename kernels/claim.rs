@@ -28,7 +28,10 @@ pub fn claim(graph: &Graph, settings: &Settings) -> Claim {
                 *claimed = true;
                 record(graph, id, outputs, &mut facts);
             }
-            Err(reason) => declined.push((id, reason)),
+            Err(reason) => {
+                declined.push((id, reason));
+                record_foreign(graph, id, &mut facts);
+            }
         }
     }
     let mut groups = partition(graph, &claimed);
@@ -122,6 +125,21 @@ fn record(graph: &Graph, id: NodeId, outputs: Vec<Fact>, facts: &mut Facts) {
             (None, stated) => stated.cloned(),
         };
         facts[value] = Some(Arc::new(fact));
+    }
+}
+
+/// Gives a declined node's outputs the types that its schema says, where the graph states none (`explain`; ORT states
+/// all of them).
+fn record_foreign(graph: &Graph, id: NodeId, facts: &mut [Option<Fact>]) {
+    let node = &graph.nodes[id];
+    for (slot, value) in node.outputs.iter().enumerate() {
+        let Some(value) = value.filter(|&v| facts[v].is_none()) else { continue };
+        let input = |slot: usize| {
+            let fact = facts[(*node.inputs.get(slot)?)?].as_ref()?;
+            Some((fact.dtype, fact.shape.clone()))
+        };
+        let known = abi::onnx::schema::output_type(node, slot, input);
+        facts[value] = known.map(|(dtype, shape)| Fact::of(dtype, shape));
     }
 }
 

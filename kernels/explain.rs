@@ -1,6 +1,6 @@
 //! What would be claimed of a model file, and why the rest would not: the claim without ORT and without weights.
 
-use crate::claim::claim;
+use crate::claim::{Claim, claim};
 use crate::op::NodeLabel;
 use crate::settings::Settings;
 use abi::onnx::Model;
@@ -38,8 +38,7 @@ pub fn explain(path: &Path, settings: &Settings) -> Result<Explanation> {
     loop {
         let graph = model.graph()?;
         let claim = claim(&graph, settings);
-        let claimed = claim.groups.iter().flatten().map(|&id| graph.nodes[id].handle);
-        if model.inline(&claimed.collect::<HashSet<_>>())? {
+        if model.inline(&kept(&model, &graph, &claim))? {
             continue;
         }
         let mut places = vec![Err(String::new()); graph.nodes.len()];
@@ -58,6 +57,27 @@ pub fn explain(path: &Path, settings: &Settings) -> Result<Explanation> {
         }
         return Ok(Explanation { nodes, groups: claim.groups.len() });
     }
+}
+
+/// Handles of the calls not to expand now: those that are claimed, and those that could not be judged yet because the
+/// types of their inputs come out of other calls.
+fn kept(model: &Model, graph: &Graph, claim: &Claim) -> HashSet<usize> {
+    let mut claimed = vec![false; graph.nodes.len()];
+    claim.groups.iter().flatten().for_each(|&id| claimed[id] = true);
+    let mut waits = vec![false; graph.values.len()];
+    let mut kept = HashSet::new();
+    for (node, claimed) in graph.nodes.iter().zip(claimed) {
+        let is_late = node.inputs.iter().flatten().any(|&value| waits[value]);
+        let is_call = model.is_call(node.handle);
+        if claimed || is_late {
+            kept.insert(node.handle);
+        }
+        if !claimed && (is_call || is_late) {
+            let unstated = node.outputs.iter().flatten().filter(|&&v| graph.values[v].dtype.is_none());
+            unstated.for_each(|&value| waits[value] = true);
+        }
+    }
+    kept
 }
 
 /// Adds the nodes of `node`'s bodies, however deep; they go where it goes.

@@ -1,7 +1,7 @@
 //! Decoded messages -> [`Graph`].
 
 use super::proto::{AttributeProto, GraphProto, NodeProto, SparseTensorProto, TensorProto, ValueInfoProto, kind};
-use super::{Model, canonical, model_error, tensor, versions};
+use super::{Model, canonical, model_error, schema, tensor};
 use crate::tensor::{DType, HostTensor};
 use crate::{Attr, Dim, Graph, Initializer, InitializerData, Node, Result, Value, ValueId};
 use prost::bytes::Bytes;
@@ -216,7 +216,7 @@ impl<'a> Builder<'a> {
         }
         let imported = self.model.opsets[opset].get(domain).copied();
         match imported {
-            Some(version) => Ok(versions::since_version(domain, &proto.op_type, version)),
+            Some(version) => Ok(schema::since_version(domain, &proto.op_type, version)),
             // ORT adds the newest version of every other domain that it knows.
             None if !domain.is_empty() => Ok(1),
             None => Err(model_error(&place(proto), "no opset of domain 'ai.onnx' is imported")),

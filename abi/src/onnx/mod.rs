@@ -8,8 +8,8 @@
 mod functions;
 mod graph;
 mod proto;
+pub mod schema;
 mod tensor;
-mod versions;
 
 #[cfg(test)]
 mod tests;
@@ -108,6 +108,11 @@ impl Model {
     /// whether there were any. Handles change then. Errors when functions are recursive or explode.
     pub fn inline(&mut self, keep: &HashSet<usize>) -> Result<bool> {
         functions::inline(self, keep)
+    }
+
+    /// Whether the node with that `Node::handle` calls a model-local function.
+    pub fn is_call(&self, handle: usize) -> bool {
+        self.nodes.get(handle).is_some_and(|call| self.function(&call.node).is_some())
     }
 
     /// The function that `node` calls, if it is a call.
