@@ -130,7 +130,7 @@ fn record(graph: &Graph, id: NodeId, outputs: Vec<Fact>, facts: &mut Facts) {
 
 /// Gives a declined node's outputs the types that its schema says, where the graph states none (`explain`; ORT states
 /// all of them).
-fn record_foreign(graph: &Graph, id: NodeId, facts: &mut [Option<Fact>]) {
+fn record_foreign(graph: &Graph, id: NodeId, facts: &mut [Option<Arc<Fact>>]) {
     let node = &graph.nodes[id];
     for (slot, value) in node.outputs.iter().enumerate() {
         let Some(value) = value.filter(|&v| facts[v].is_none()) else { continue };
@@ -139,7 +139,7 @@ fn record_foreign(graph: &Graph, id: NodeId, facts: &mut [Option<Fact>]) {
             Some((fact.dtype, fact.shape.clone()))
         };
         let known = abi::onnx::schema::output_type(node, slot, input);
-        facts[value] = known.map(|(dtype, shape)| Fact::of(dtype, shape));
+        facts[value] = known.map(|(dtype, shape)| Arc::new(Fact::of(dtype, shape)));
     }
 }
 
