@@ -98,6 +98,17 @@ pub fn assert_same_bytes(what: &str, got: &[Option<HostTensor>], want: &[Option<
     assert!(bytes(got) == bytes(want), "{what}: the runs differ");
 }
 
+/// Positions `part` of a tensor's dim `axis`.
+pub fn slice(tensor: &HostTensor, axis: usize, part: std::ops::Range<usize>) -> HostTensor {
+    let mut shape = tensor.shape().to_vec();
+    let inner = tensor.dtype().bytes(shape[axis + 1..].iter().product()).expect("it has bytes");
+    let whole = (shape[axis] * inner).max(1);
+    shape[axis] = part.len();
+    let rows = tensor.bytes().chunks_exact(whole);
+    let bytes: Vec<u8> = rows.flat_map(|row| row[part.start * inner..part.end * inner].to_vec()).collect();
+    HostTensor::from_bytes(tensor.dtype(), &shape, &bytes).expect("the part's bytes")
+}
+
 /// Settings of each tier that this processor has.
 pub fn every_tier() -> impl Iterator<Item = Settings> {
     Tier::ALL.into_iter().filter(|t| t.is_available()).map(|tier| Settings { tier, ..Settings::default() })

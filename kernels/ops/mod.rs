@@ -4,6 +4,7 @@ use crate::op::OpDef;
 
 mod arg;
 mod attention;
+mod bias_gelu;
 mod cast;
 mod causal_conv;
 mod compress;
@@ -42,6 +43,7 @@ pub fn all() -> impl Iterator<Item = &'static OpDef> {
     [
         arg::OPS,
         attention::OPS,
+        bias_gelu::OPS,
         cast::OPS,
         causal_conv::OPS,
         compress::OPS,

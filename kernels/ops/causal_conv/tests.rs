@@ -1,8 +1,9 @@
 use crate::eval::Single;
 use crate::par::Par;
 use crate::settings::Settings;
-use crate::testing::{FLOATS, Numbers, assert_close, assert_same_bytes, every_tier, tensor, values};
+use crate::testing::{FLOATS, Numbers, assert_close, assert_same_bytes, every_tier, slice, tensor, values};
 use abi::{Attr, DType, HostTensor};
+use proptest::prelude::*;
 
 #[derive(Debug, Clone)]
 struct Case {
@@ -200,4 +201,60 @@ fn wrong_inputs_are_named() {
     assert!(message.contains("input 2 (bias), dim 0"), "{message}");
     let message = fail(Case { activation: "gelu", ..CASE }.node(&x));
     assert!(message.contains("activation"), "{message}");
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    /// Positions in pieces, each from the state that the last one left, are the positions at once.
+    #[test]
+    fn pieces_are_the_whole(
+        pieces in prop::collection::vec(0..6usize, 1..5),
+        (c, k, dilation) in (1..20usize, 1..6usize, 1..4usize),
+        last: bool,
+    ) {
+        let t = pieces.iter().sum();
+        // Channels-last inputs here have two channel axes.
+        let case = Case { t, k, dilation, last, c: 2 * c, ..CASE };
+        let x = case.inputs();
+        let (out, state) = case.reference(&x);
+        let axis = if last { 1 } else { 2 };
+        for settings in every_tier() {
+            let whole = case.node(&x).run(&settings, Par::serial()).expect("valid");
+            assert_close("output", whole[0].as_ref(), &out);
+            let mut past = x.past.clone().expect("the case has a past");
+            let mut start = 0;
+            for piece in &pieces {
+                let part = Case { t: *piece, ..case.clone() };
+                let inputs = Inputs {
+                    input: slice(&x.input, 2, start..start + piece),
+                    weight: x.weight.clone(),
+                    bias: x.bias.clone(),
+                    past: Some(past),
+                };
+                let got = part.node(&inputs).run_in_place(&settings, Par::serial()).expect("valid");
+                let whole = slice(whole[0].as_ref().expect("an output"), axis, start..start + piece);
+                assert_close("piece", got[0].as_ref(), &values(&whole));
+                past = part.channels_first(got[1].as_ref().expect("a state"));
+                start += piece;
+            }
+            assert_close("state", Some(&case.layout(&past)), &state);
+        }
+    }
+}
+
+impl Case {
+    /// What [`Self::layout`] made of a state.
+    fn channels_first(&self, from: &HostTensor) -> HostTensor {
+        if !self.last {
+            return from.clone();
+        }
+        let (from, n) = (values(from), self.length());
+        let mut to = vec![0.0; from.len()];
+        for (i, v) in to.iter_mut().enumerate() {
+            let (b, c, t) = (i / n / self.c, i / n % self.c, i % n);
+            *v = from[(b * n + t) * self.c + c];
+        }
+        tensor(self.dtype, &[self.b, self.c, n], &to)
+    }
 }

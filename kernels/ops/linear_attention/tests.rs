@@ -1,7 +1,8 @@
 use crate::eval::Single;
 use crate::par::Par;
-use crate::testing::{FLOATS, Numbers, assert_close, assert_same_bytes, every_tier, values};
+use crate::testing::{FLOATS, Numbers, assert_close, assert_same_bytes, every_tier, slice, tensor, values};
 use abi::{Attr, DType, HostTensor};
+use proptest::prelude::*;
 
 /// One call's sizes and attributes, and its tensors.
 #[derive(Debug, Clone)]
@@ -56,7 +57,7 @@ impl Case {
         let betas = if self.one_beta { 1 } else { hv };
         Inputs {
             query: n.tensor(self.dtype, &[b, t, hq * dk]),
-            key: crate::testing::tensor(self.dtype, &[b, t, hk * dk], &key),
+            key: tensor(self.dtype, &[b, t, hk * dk], &key),
             value: n.tensor(self.dtype, &[b, t, hv * dv]),
             past: self.past.then(|| n.tensor(self.state, &[b, hv, dk, dv])),
             decay: self.rule.starts_with("gated").then(|| n.between(self.dtype, &[b, t, decays], -2.0, 0.0)),
@@ -227,4 +228,59 @@ fn wrong_inputs_are_named() {
     let decay = Some(Numbers::new(1).tensor(DType::F32, &[2, 5, 3]));
     let message = run(&case, &Inputs { decay, ..x });
     assert!(message.contains("input 4 (decay), dim 2"), "{message}");
+}
+
+impl Inputs {
+    fn tokens(&self, part: std::ops::Range<usize>, past: HostTensor) -> Self {
+        let cut = |tensor: &HostTensor| slice(tensor, 1, part.clone());
+        Self {
+            query: cut(&self.query),
+            key: cut(&self.key),
+            value: cut(&self.value),
+            past: Some(past),
+            decay: self.decay.as_ref().map(cut),
+            beta: self.beta.as_ref().map(cut),
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(48))]
+
+    /// Tokens in pieces, each from the state that the last one left, are the tokens at once.
+    #[test]
+    fn pieces_are_the_whole(
+        rule in 0..4usize,
+        pieces in prop::collection::vec(0..6usize, 1..5),
+        (hq, hk, hv) in prop::sample::select(vec![(2, 2, 2), (4, 2, 2), (2, 2, 4)]),
+        (dk, dv) in (1..40usize, 1..80usize),
+        per_key: bool,
+    ) {
+        let t = pieces.iter().sum();
+        let case = Case { t, hq, hk, hv, dk, dv, per_key, ..Case::new(RULES[rule]) };
+        let x = case.inputs(3);
+        let (out, state) = case.reference(&x);
+        for settings in every_tier() {
+            let mut past = x.past.clone().expect("the case has a past");
+            let mut parts = Vec::new();
+            let mut start = 0;
+            for piece in &pieces {
+                let part = x.tokens(start..start + piece, past);
+                start += piece;
+                let mut got = case.node(&part).run_in_place(&settings, Par::serial()).expect("valid");
+                past = got[1].take().expect("a state");
+                parts.push(got[0].take().expect("an output"));
+            }
+            let mut joined = Vec::new();
+            let width = hq.max(hv) * dv;
+            for batch in 0..case.b {
+                for part in &parts {
+                    joined.extend(values(&slice(part, 0, batch..batch + 1)));
+                }
+            }
+            let joined = tensor(DType::F32, &[case.b, t, width], &joined);
+            assert_close("output", Some(&joined), &out);
+            assert_close("state", Some(&past), &state);
+        }
+    }
 }
