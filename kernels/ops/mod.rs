@@ -53,6 +53,7 @@ pub fn all() -> impl Iterator<Item = &'static OpDef> {
         elementwise::binary::OPS,
         elementwise::pow::OPS,
         elementwise::select::OPS,
+        elementwise::swiglu::OPS,
         elementwise::unary::IRREGULAR,
         elementwise::unary::OPS,
         elementwise::variadic::OPS,

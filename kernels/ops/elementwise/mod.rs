@@ -4,6 +4,7 @@
 pub mod binary;
 pub mod pow;
 pub mod select;
+pub mod swiglu;
 pub mod unary;
 pub mod variadic;
 

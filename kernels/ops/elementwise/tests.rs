@@ -222,3 +222,17 @@ fn shapes_that_do_not_broadcast_are_named() {
     let error = single.run(&Settings::default(), Par::serial()).unwrap_err();
     assert!(matches!(error, Error::Node { slot, .. } if slot == "inputs"));
 }
+
+#[test]
+fn swiglu_gates_by_its_first_input() {
+    for dtype in [DType::F32, DType::F16, DType::BF16, DType::F64] {
+        let (a, b) = (tensor(dtype, &[2, 2], &[-1.0, 0.5, 2.0, 30.0]), tensor(dtype, &[2, 2], &[1.0, 2.0, -3.0, 0.5]));
+        let alpha = f64::from(1.702f32);
+        let want: Vec<f64> = held(&a).iter().zip(held(&b)).map(|(a, b)| a / (1.0 + (-alpha * a).exp()) * b).collect();
+        let single = Single::new("", "SwiGLU", 28, 1).attr("alpha", Attr::Float(1.702));
+        assert_close("SwiGLU", &run(&single.input(a).input(b)), &want);
+    }
+    let shapes = Single::new("", "SwiGLU", 28, 1).input(tensor(DType::F32, &[1], &[0.0]));
+    let error = shapes.input(tensor(DType::F32, &[2], &[0.0; 2])).run(&Settings::default(), Par::serial());
+    assert!(matches!(error, Err(Error::Node { slot, .. }) if slot == "input 1 (B)"));
+}
