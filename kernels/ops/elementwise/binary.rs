@@ -204,8 +204,9 @@ fn logic(cx: &mut BuildCx, f: Loop2<Bool, Bool>) -> Result<Box<dyn Kernel>> {
 
 fn claim_mod(cx: &NodeCx) -> Result<(), Decline> {
     claim_same(cx, 2, NUMBERS)?;
-    if FLOATS.contains(&cx.required(0)?.dtype) && cx.int("fmod", 0) == 0 {
-        return Err(cx.decline("attribute 'fmod'", 0, "1 for float types"));
+    let floored = cx.int("fmod", 0) == 0;
+    if floored && cx.node().since_version < 28 && FLOATS.contains(&cx.required(0)?.dtype) {
+        return Err(cx.decline("attribute 'fmod'", 0, "1 for float types before opset 28"));
     }
     Ok(())
 }
