@@ -1,14 +1,16 @@
-//! Products with an unquantised right operand in panels of 16 columns.
+//! Products with an unquantised right operand, 16 columns (a panel) at a time.
 //!
-//! A panel stores, for each k, its 16 columns' values side by side (zeros past N), so a matrix is read once, in order.
+//! A packed panel stores, for each k, its 16 columns' values side by side (zeros past N), so a matrix is read once, in
+//! order. A row-major matrix is read in place as panels whose rows are far apart.
 
 use crate::cpu::rows::Groups;
 use crate::cpu::simd::{LANES, Simd};
 use crate::cpu::sink::Sink;
 use abi::DType;
+use abi::tensor::Element;
 use std::ops::Range;
 
-/// A packed right operand.
+/// A right operand.
 #[derive(Clone, Copy)]
 pub struct Panels {
     /// The first panel.
@@ -17,6 +19,10 @@ pub struct Panels {
     pub dtype: DType,
     /// Rows.
     pub k: usize,
+    /// Bytes from one row of a panel to the next.
+    pub row: usize,
+    /// Bytes from one panel to the next.
+    pub panel: usize,
 }
 
 // SAFETY: only read.
@@ -25,9 +31,44 @@ unsafe impl Send for Panels {}
 unsafe impl Sync for Panels {}
 
 impl Panels {
-    /// Bytes of a panel.
-    pub fn panel_bytes(dtype: DType, k: usize) -> usize {
-        k * LANES * if dtype == DType::F32 { 4 } else { 2 }
+    /// Panels packed one after the other from `ptr` on.
+    pub fn packed(ptr: *const u8, dtype: DType, k: usize) -> Self {
+        let row = LANES * element_bytes(dtype);
+        Self { ptr, dtype, k, row, panel: row * k }
+    }
+
+    /// A row-major matrix of `n` columns read in place; its last `n % 16` columns are out of reach.
+    pub fn in_place(ptr: *const u8, dtype: DType, k: usize, n: usize) -> Self {
+        let size = element_bytes(dtype);
+        Self { ptr, dtype, k, row: n * size, panel: LANES * size }
+    }
+}
+
+/// Bytes of a float, float16 or bfloat16.
+pub fn element_bytes(dtype: DType) -> usize {
+    if dtype == DType::F32 { 4 } else { 2 }
+}
+
+/// Packs panel `panel` of a K x N matrix, where element (k, n) lies at `k * row + n * column`, into 16 K elements.
+pub fn pack_panel<T: Element>(
+    b: &[T],
+    (row, column): (usize, usize),
+    (k, n): (usize, usize),
+    panel: usize,
+    zero: T,
+    out: &mut [T],
+) {
+    let first = panel * LANES;
+    let width = LANES.min(n - first);
+    for (i, out) in out[..k * LANES].chunks_exact_mut(LANES).enumerate() {
+        let from = &b[i * row + first * column..];
+        if column == 1 {
+            out[..width].copy_from_slice(&from[..width]);
+        } else {
+            let values = from.iter().step_by(column);
+            out[..width].iter_mut().zip(values).for_each(|(o, v)| *o = *v);
+        }
+        out[width..].fill(zero);
     }
 }
 
@@ -51,7 +92,6 @@ pub struct Part<'a> {
 
 /// One element format of the right operand.
 trait Format {
-    const BYTES: usize;
     unsafe fn load<S: Simd>(p: *const u8) -> S::F;
 }
 
@@ -60,7 +100,6 @@ struct F16;
 struct Bf16;
 
 impl Format for F32 {
-    const BYTES: usize = 4;
     #[inline(always)]
     unsafe fn load<S: Simd>(p: *const u8) -> S::F {
         // SAFETY: passed on.
@@ -69,7 +108,6 @@ impl Format for F32 {
 }
 
 impl Format for F16 {
-    const BYTES: usize = 2;
     #[inline(always)]
     unsafe fn load<S: Simd>(p: *const u8) -> S::F {
         // SAFETY: passed on.
@@ -78,7 +116,6 @@ impl Format for F16 {
 }
 
 impl Format for Bf16 {
-    const BYTES: usize = 2;
     #[inline(always)]
     unsafe fn load<S: Simd>(p: *const u8) -> S::F {
         // SAFETY: passed on.
@@ -88,8 +125,12 @@ impl Format for Bf16 {
 
 /// One group's rows times one panel.
 #[inline(always)]
-unsafe fn tile<S: Simd, E: Format, const R: usize>(a: *const f32, b: *const u8, k: usize) -> [S::F; R] {
-    // SAFETY: `a` holds K values for each of R rows, `b` holds K vectors.
+unsafe fn tile<S: Simd, E: Format, const R: usize>(
+    a: *const f32,
+    b: *const u8,
+    (k, stride): (usize, usize),
+) -> [S::F; R] {
+    // SAFETY: `a` holds K values for each of R rows, `b` holds K vectors, `stride` bytes apart.
     unsafe {
         let mut acc = [[S::splat(0.0); 4]; R];
         // One row alone would wait for its own sums: four of them take turns.
@@ -98,7 +139,7 @@ unsafe fn tile<S: Simd, E: Format, const R: usize>(a: *const f32, b: *const u8, 
         let mut i = 0;
         while i < whole {
             for u in 0..turns {
-                let w = E::load::<S>(b.add((i + u) * LANES * E::BYTES));
+                let w = E::load::<S>(b.add((i + u) * stride));
                 for r in 0..R {
                     acc[r][u] = S::fma(S::splat(*a.add((i + u) * R + r)), w, acc[r][u]);
                 }
@@ -106,7 +147,7 @@ unsafe fn tile<S: Simd, E: Format, const R: usize>(a: *const f32, b: *const u8, 
             i += turns;
         }
         while i < k {
-            let w = E::load::<S>(b.add(i * LANES * E::BYTES));
+            let w = E::load::<S>(b.add(i * stride));
             for r in 0..R {
                 acc[r][0] = S::fma(S::splat(*a.add(i * R + r)), w, acc[r][0]);
             }
@@ -125,15 +166,14 @@ unsafe fn tile<S: Simd, E: Format, const R: usize>(a: *const f32, b: *const u8, 
 
 #[inline(always)]
 unsafe fn run<S: Simd, E: Format>(part: &Part<'_>) {
-    let stride = part.b.k * LANES * E::BYTES;
     for panel in part.panels.clone() {
         // SAFETY: the part's promises.
         unsafe {
-            let b = part.b.ptr.add((panel - part.first_panel) * stride);
+            let b = part.b.ptr.add((panel - part.first_panel) * part.b.panel);
             for (row, size) in Groups::new(part.rows.clone(), S::ROWS) {
                 let a = part.a.add(row * part.a_stride);
                 crate::with_rows!(S, size, R => {
-                    let tile = tile::<S, E, R>(a, b, part.b.k);
+                    let tile = tile::<S, E, R>(a, b, (part.b.k, part.b.row));
                     for r in 0..R {
                         part.out.store::<S>(row + r, panel * LANES, tile[r]);
                     }

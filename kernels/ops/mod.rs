@@ -19,6 +19,7 @@ mod group_query_attention;
 mod identity;
 mod linear_attention;
 mod linear_attention_gate;
+mod matmul;
 mod matmul_nbits;
 mod movement;
 mod norm;
@@ -65,6 +66,7 @@ pub fn all() -> impl Iterator<Item = &'static OpDef> {
         identity::OPS,
         linear_attention::OPS,
         linear_attention_gate::OPS,
+        matmul::OPS,
         matmul_nbits::OPS,
         movement::concat::OPS,
         movement::slice::OPS,

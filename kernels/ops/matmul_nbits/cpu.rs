@@ -319,7 +319,7 @@ impl Product<'_> {
                         a: rows.as_ptr(),
                         a_stride: padded,
                         rows: range.clone(),
-                        b: dense::Panels { ptr: out.cast(), dtype: DType::F32, k: padded },
+                        b: dense::Panels::packed(out.cast(), DType::F32, padded),
                         first_panel: panel,
                         panels: panel..panel + 1,
                         out: self.sink,
