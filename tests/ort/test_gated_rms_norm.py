@@ -56,7 +56,7 @@ def test_width_that_does_not_divide(rng):
     model = harness.build_node(
         "GatedRMSNorm", [normal(rng, (2, 8)), normal(rng, 3), normal(rng, (2, 8))], domain=MS
     )
-    harness.check_hostile(model, "input 1")
+    harness.check_hostile(model, "scale")
 
 
 def test_gate_of_a_wrong_shape(rng):

@@ -298,12 +298,38 @@ def test_quantised_cache_is_declined(rng):
     harness.check_declined(model, "GroupQueryAttention", "quant")
 
 
-def test_sliding_window_cache(rng):
-    inputs, attrs, _ = build(rng, S=1, past=7, capacity=8)
-    model = harness.build_node(
-        "GroupQueryAttention", inputs, dict(attrs, local_window_size=4, sliding_window_cache=1), outputs=3, domain=MS
+def resident_rows(total, capacity, window):
+    """L(T) of the definition: how many of the newest positions a window cache of `capacity` rows holds."""
+    if total <= capacity:
+        return total
+    reclaimed = capacity - window + 1
+    return total - reclaimed * -(-(total - capacity) // reclaimed)
+
+
+@pytest.mark.parametrize("capacity", [4, 5, 7])
+@pytest.mark.parametrize("S, past", [(1, 3), (1, 4), (1, 7), (1, 30), (3, 0), (9, 0), (3, 2), (6, 9), (20, 5)])
+@pytest.mark.parametrize("rotary", [0, 16], ids=["plain", "rotary"])
+def test_sliding_window_cache(rng, rotary, S, past, capacity):
+    """A cache of only the window: the newest positions from row 0 on, evicted in whole groups."""
+    window, heads, kv_heads, D = 4, 4, 2, 16
+    B = 1 if S > 1 and past else 2
+    total = past + S
+    inputs, attrs, (out, keys, values) = build(rng, B=B, S=S, past=past, rotary=rotary, window=window)
+    kept_before, kept_after = resident_rows(past, capacity, window), resident_rows(total, capacity, window)
+    for slot, history in ((3, inputs[3]), (4, inputs[4])):
+        cache = normal(rng, (B, kv_heads, capacity, D))
+        if past:
+            cache[:, :, :kept_before] = history[:, :, past - kept_before :]
+        inputs[slot] = cache
+    expected = [out]
+    for present in (keys, values):
+        rows = np.full((B, kv_heads, capacity, D), np.nan)
+        rows[:, :, :kept_after] = present[:, :, total - kept_after : total]
+        expected.append(rows)
+    check(
+        "GroupQueryAttention", inputs, expected, dict(attrs, sliding_window_cache=1), domain=MS, initializers=(7, 8),
+        alias={1: 3, 2: 4}, may_decline="sliding_window_cache",
     )
-    harness.check_declined(model, "GroupQueryAttention", "sliding_window_cache")
 
 
 HOSTILE = {
@@ -311,7 +337,7 @@ HOSTILE = {
     "negative_seqlens": (dict(S=1, past=7, capacity=12), 5, np.array([-2, 7], np.int32), "seqlens_k"),
     "seqlens_beyond_a_growing_cache": (dict(S=1, past=7), 5, np.array([9, 7], np.int32), "seqlens_k"),
     "huge_seqlens": (dict(S=1, past=7, capacity=12), 5, np.array([2**31 - 1, 7], np.int32), "seqlens_k"),
-    "total_beyond_the_cache": (dict(S=1, past=7, capacity=12), 6, np.array(13, np.int32), "total_sequence_length"),
+    "total_beyond_the_cache": (dict(S=1, past=7, capacity=12), 6, np.array(14, np.int32), "total_sequence_length"),
     "negative_total": (dict(S=1, past=7, capacity=12), 6, np.array(-1, np.int32), "total_sequence_length"),
     "too_few_seqlens": (dict(), 5, np.array([4], np.int32), "input 5"),
     "query_width": (dict(), 0, np.zeros((2, 5, 63), F32), "input 0"),
@@ -321,7 +347,7 @@ HOSTILE = {
     "past_heads": (dict(S=1, past=7), 3, np.zeros((2, 3, 7, 16), F32), "input 3"),
     "past_head_size": (dict(S=1, past=7), 4, np.zeros((2, 2, 7, 15), F32), "input 4"),
     "cos_width": (dict(rotary=16), 7, np.zeros((64, 9), F32), "input 7"),
-    "cos_rows": (dict(rotary=16), 7, np.zeros((3, 8), F32), "input 7"),
+    "cos_rows": (dict(rotary=16), 7, np.zeros((3, 8), F32), "cos_cache"),
     "position_beyond_the_table": (
         dict(S=1, past=7, rotary=16, positions=offset_positions(0)), 9, np.array([[64], [7]], np.int64), "position_ids"
     ),
