@@ -22,7 +22,7 @@ pub struct Groups {
 }
 
 impl Groups {
-    /// Groups of at most `max` rows: 12, 4 or less.
+    /// Groups of at most `max` rows: 12, 4 or 1.
     pub fn new(rows: Range<usize>, max: usize) -> Self {
         Self { row: rows.start, end: rows.end, max }
     }
@@ -37,9 +37,8 @@ impl Iterator for Groups {
         let size = match left {
             0 => return None,
             _ if left >= self.max => self.max,
-            8.. => 8,
-            4.. => 4,
-            2.. => 2,
+            4.. => 4.min(self.max),
+            2.. if self.max >= 12 => 2,
             _ => 1,
         };
         self.row += size;
@@ -50,8 +49,9 @@ impl Iterator for Groups {
 /// Rows of a tier's largest group.
 pub fn max_group(tier: Tier) -> usize {
     match tier {
+        Tier::Scalar => 1,
+        Tier::Avx2 => 4,
         Tier::Avx512Vnni => 12,
-        _ => 4,
     }
 }
 
@@ -64,15 +64,11 @@ macro_rules! with_rows {
                 const $R: usize = 12;
                 $body
             }
-            8 if $S::ROWS >= 8 => {
-                const $R: usize = 8;
-                $body
-            }
-            4 => {
+            4 if $S::ROWS >= 4 => {
                 const $R: usize = 4;
                 $body
             }
-            2 => {
+            2 if $S::ROWS >= 12 => {
                 const $R: usize = 2;
                 $body
             }
@@ -105,7 +101,7 @@ pub unsafe fn gather<T: Float>(
     groups: Groups,
     out: SharedMut<'_, f32>,
 ) {
-    for (row, size) in groups {
+    for (row, size) in groups.take_while(|_| padded_k > 0) {
         // SAFETY: the caller's promise.
         let out = unsafe { out.slice(row * padded_k..(row + size) * padded_k) };
         for r in 0..size {

@@ -41,7 +41,7 @@ impl Simd for Scalar {
     type F = [f32; LANES];
     type I = [i32; LANES];
 
-    const ROWS: usize = 4;
+    const ROWS: usize = 1;
 
     #[inline(always)]
     unsafe fn splat(v: f32) -> Self::F {
