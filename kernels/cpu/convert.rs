@@ -38,6 +38,11 @@ impl<'a> Floats<'a> {
         }
     }
 
+    /// Whether there is no element.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
     /// Widens a part; lengths must agree.
     #[inline]
     pub fn read(&self, part: Range<usize>, to: &mut [f32]) {

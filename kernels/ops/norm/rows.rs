@@ -201,22 +201,22 @@ fn statistics<I: Isa>(call: &Call<'_>, row: usize) -> (f32, f32) {
     let inverse_or_zero = |norm: f32| if norm == 0.0 { 0.0 } else { 1.0 / norm };
     match call.norm {
         Norm::Rms(epsilon) => {
-            let squares = sum::<I>(call, row, true, |x, sum| I::fma(x, x, sum));
+            let squares = sum(call, row, true, |x, sum| I::fma(x, x, sum));
             (0.0, 1.0 / (squares / n + epsilon).sqrt())
         }
         Norm::Layer(epsilon) => {
-            let mean = sum::<I>(call, row, true, |x, sum| x + sum) / n;
-            let squares = sum::<I>(call, row, false, |x, sum| I::fma(x - mean, x - mean, sum));
+            let mean = sum(call, row, true, |x, sum| x + sum) / n;
+            let squares = sum(call, row, false, |x, sum| I::fma(x - mean, x - mean, sum));
             (mean, 1.0 / (squares / n + epsilon).sqrt())
         }
-        Norm::L1 => (0.0, inverse_or_zero(sum::<I>(call, row, true, |x, sum| x.abs() + sum))),
-        Norm::L2 => (0.0, inverse_or_zero(sum::<I>(call, row, true, |x, sum| I::fma(x, x, sum)).sqrt())),
+        Norm::L1 => (0.0, inverse_or_zero(sum(call, row, true, |x, sum| x.abs() + sum))),
+        Norm::L2 => (0.0, inverse_or_zero(sum(call, row, true, |x, sum| I::fma(x, x, sum)).sqrt())),
     }
 }
 
 /// Folds `add` over a row, in independent partial sums.
 #[inline(always)]
-fn sum<I: Isa>(call: &Call<'_>, row: usize, first: bool, add: impl Fn(f32, f32) -> f32) -> f32 {
+fn sum(call: &Call<'_>, row: usize, first: bool, add: impl Fn(f32, f32) -> f32) -> f32 {
     let mut sums = [0f32; PARTIALS];
     let mut rest = 0f32;
     chunks(call, row, first, |_, values| {
