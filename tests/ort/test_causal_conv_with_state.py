@@ -101,8 +101,10 @@ def test_every_tier(rng, tier, T, channels):
     "attrs, word",
     [
         (dict(ndim=2), "ndim"), (dict(ndim=3), "ndim"), (dict(state_window=3), "state_window"),
-        (dict(state_update_capacity=2), "state_update_capacity"), (dict(input_channels=3), "input_channel"),
-        (dict(state_length=5), "state_length"), (dict(state_channels_last=1), "state_channels_last"),
+        (dict(state_update_capacity=2, channels_last=1), "state_update_capacity"),
+        (dict(input_channels=6, channels_last=1), "input_channel"),
+        (dict(state_length=5, channels_last=1), "state_length"),
+        (dict(state_channels_last=0, channels_last=1), "state_channels_last"),
     ],
     ids=lambda v: v if isinstance(v, str) else str(v),
 )
@@ -110,9 +112,10 @@ def test_cuda_only_attributes_are_declined(rng, attrs, word):
     """ORT CPU refuses them when the session is created."""
     ndim = attrs.get("ndim", 1)
     W = attrs.get("state_window", 0)
-    x = normal(rng, (2, 6) + (3,) * (ndim - 1) + (5,))
+    last = attrs.get("channels_last", 0)  # ORT's shape inference allows the others with channels_last only
+    x = normal(rng, (2, 5, 6) if last else (2, 6) + (3,) * (ndim - 1) + (5,))
     weight = normal(rng, (6, 1) + (2,) * (ndim - 1) + (4,))
-    past = normal(rng, ((W,) if W else ()) + (2, 6) + (3,) * (ndim - 1) + (3,))
+    past = None if last else normal(rng, ((W,) if W else ()) + (2, 6) + (3,) * (ndim - 1) + (3,))
     model = harness.build_node("CausalConvWithState", [x, weight, None, past], attrs, outputs=2, domain=MS)
     with pytest.raises(Exception):
         harness.run_ort_cpu(model)
