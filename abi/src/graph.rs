@@ -53,6 +53,19 @@ pub struct Graph {
     pub is_body: bool,
 }
 
+impl Graph {
+    /// The graph with the output slots that nobody reads left empty: exporters name every slot of an op, used or not.
+    pub fn without_unread_outputs(mut self) -> Self {
+        let mut read = vec![false; self.values.len()];
+        let inputs = self.nodes.iter().flat_map(|n| n.inputs.iter().flatten().chain(&n.implicit_inputs));
+        inputs.chain(&self.outputs).for_each(|&value| read[value] = true);
+        for slot in self.nodes.iter_mut().flat_map(|n| &mut n.outputs) {
+            *slot = slot.filter(|&value| read[value]);
+        }
+        self
+    }
+}
+
 /// A tensor in the graph.
 #[derive(Debug, Clone)]
 pub struct Value {

@@ -171,18 +171,25 @@ impl Layout {
         }
     }
 
-    /// Packs a whole matrix into memory of its own.
-    pub fn pack(&self, from: &Source<'_>) -> Result<Packed> {
+    /// Packs a whole matrix into memory of its own. `done` is called now and then: the source's pages read so far may
+    /// go, so that no matrix is in memory twice.
+    pub fn pack(&self, from: &Source<'_>, done: impl Fn()) -> Result<Packed> {
         let asked = self.bytes().unwrap_or(usize::MAX);
         let mut bytes =
             AlignedBytes::try_zeroed(asked).ok_or_else(|| Error::Memory { asked, purpose: "packed weights".into() })?;
         let panels = bytes.as_mut_slice().chunks_exact_mut(self.panel_bytes().max(1));
         for (panel, out) in panels.enumerate() {
             self.pack_panel(panel, from, out);
+            if panel % (DONE_BYTES / self.panel_bytes().max(1) + 1) == 0 {
+                done();
+            }
         }
         Ok(Packed { layout: *self, bytes })
     }
 }
+
+/// Packed bytes between two calls of `done` in [`Layout::pack`].
+const DONE_BYTES: usize = 8 << 20;
 
 /// Reorders one 32-bit word of weights from k order to the packed order; its own inverse for 8 bits and 2 bits.
 fn shuffle(bits: usize, word: [u8; 4]) -> [u8; 4] {

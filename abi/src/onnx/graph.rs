@@ -15,7 +15,7 @@ pub fn build(model: &Model) -> Result<Graph> {
     builder.define(&model.graph, &calls)?;
     builder.connect(&model.graph, &calls)?;
     builder.graph.model_path = model.path.clone();
-    Ok(builder.graph)
+    Ok(builder.graph.without_unread_outputs())
 }
 
 /// Makes one graph; `outer` makes the one around it, whose values are all defined by then.

@@ -128,7 +128,7 @@ impl Reader {
                 let id = id.ok_or_else(|| Error::Internal("a graph output has no name".into()))?;
                 reader.graph.outputs.push(id);
             }
-            sort(reader.graph)
+            sort(reader.graph).map(Graph::without_unread_outputs)
         }
     }
 

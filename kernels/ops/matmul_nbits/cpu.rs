@@ -56,7 +56,8 @@ pub fn name(layout: &Layout) -> String {
 /// Packs constant B, scales and zero points.
 pub fn pack(layout: &Layout, constants: &[Option<Constant>]) -> Result<Packed> {
     let bytes = |slot: usize| constants[slot].as_ref().map_or(&[][..], Constant::bytes);
-    layout.pack(&source(layout, bytes(0), bytes(1), bytes(2))?)
+    let forget = || constants.iter().flatten().for_each(Constant::forget_pages);
+    layout.pack(&source(layout, bytes(0), bytes(1), bytes(2))?, forget)
 }
 
 /// The source, its sizes checked.
