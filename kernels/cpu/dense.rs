@@ -3,7 +3,9 @@
 //! A packed panel stores, for each k, its 16 columns' values side by side (zeros past N), so a matrix is read once, in
 //! order. A row-major matrix is read in place as panels whose rows are far apart.
 
-use crate::cpu::rows::Groups;
+#![allow(clippy::needless_range_loop)] // one row number indexes registers and memory alike, and is unrolled
+
+use crate::cpu::rows::{Groups, MAX_GROUP};
 use crate::cpu::simd::{LANES, Simd};
 use crate::cpu::sink::Sink;
 use abi::DType;
@@ -123,44 +125,42 @@ impl Format for Bf16 {
     }
 }
 
-/// One group's rows times one panel.
+/// One group's rows times one panel, into `out` (16 f32 a row). Loops over rows must stay free of branches: see
+/// [`crate::cpu::nbits`].
 #[inline(always)]
 unsafe fn tile<S: Simd, E: Format, const R: usize>(
     a: *const f32,
     b: *const u8,
     (k, stride): (usize, usize),
-) -> [S::F; R] {
+    out: *mut f32,
+) {
     // SAFETY: `a` holds K values for each of R rows, `b` holds K vectors, `stride` bytes apart.
     unsafe {
-        let mut acc = [[S::splat(0.0); 4]; R];
-        // One row alone would wait for its own sums: four of them take turns.
-        let turns = if R == 1 { 4 } else { 1 };
-        let whole = k / turns * turns;
+        let mut acc = [S::splat(0.0); R];
         let mut i = 0;
-        while i < whole {
-            for u in 0..turns {
-                let w = E::load::<S>(b.add((i + u) * stride));
-                for r in 0..R {
-                    acc[r][u] = S::fma(S::splat(*a.add((i + u) * R + r)), w, acc[r][u]);
+        if R == 1 {
+            // One row alone would wait for its own sums: four of them take turns.
+            let mut more = [S::splat(0.0); 3];
+            while i + 4 <= k {
+                acc[0] = S::fma(S::splat(*a.add(i)), E::load::<S>(b.add(i * stride)), acc[0]);
+                for u in 0..3 {
+                    let w = E::load::<S>(b.add((i + u + 1) * stride));
+                    more[u] = S::fma(S::splat(*a.add(i + u + 1)), w, more[u]);
                 }
+                i += 4;
             }
-            i += turns;
+            acc[0] = S::add(S::add(acc[0], more[0]), S::add(more[1], more[2]));
         }
         while i < k {
             let w = E::load::<S>(b.add(i * stride));
             for r in 0..R {
-                acc[r][0] = S::fma(S::splat(*a.add(i * R + r)), w, acc[r][0]);
+                acc[r] = S::fma(S::splat(*a.add(i * R + r)), w, acc[r]);
             }
             i += 1;
         }
-        let mut out = [S::splat(0.0); R];
         for r in 0..R {
-            out[r] = acc[r][0];
-            for u in 1..turns {
-                out[r] = S::add(out[r], acc[r][u]);
-            }
+            S::store(out.add(r * LANES), acc[r]);
         }
-        out
     }
 }
 
@@ -172,12 +172,12 @@ unsafe fn run<S: Simd, E: Format>(part: &Part<'_>) {
             let b = part.b.ptr.add((panel - part.first_panel) * part.b.panel);
             for (row, size) in Groups::new(part.rows.clone(), S::ROWS) {
                 let a = part.a.add(row * part.a_stride);
-                crate::with_rows!(S, size, R => {
-                    let tile = tile::<S, E, R>(a, b, (part.b.k, part.b.row));
-                    for r in 0..R {
-                        part.out.store::<S>(row + r, panel * LANES, tile[r]);
-                    }
-                });
+                let mut tile = [0f32; MAX_GROUP * LANES];
+                let out = tile.as_mut_ptr();
+                crate::with_rows!(S, size, R => self::tile::<S, E, R>(a, b, (part.b.k, part.b.row), out));
+                for r in 0..size {
+                    part.out.store::<S>(row + r, panel * LANES, S::load(out.add(r * LANES)));
+                }
             }
         }
     }

@@ -3,7 +3,9 @@
 //! Two ways: int8 dot products with rows quantised block by block (accuracy level 4), and f32 arithmetic (levels 0 to
 //! 3). Both read each weight once for a group of rows and fold scales in once a block.
 
-use crate::cpu::rows::Groups;
+#![allow(clippy::needless_range_loop)] // one row number indexes registers and memory alike, and is unrolled
+
+use crate::cpu::rows::{Groups, MAX_GROUP};
 use crate::cpu::simd::{LANES, Simd};
 use crate::cpu::sink::Sink;
 use crate::quant::nbits::{View, ZeroPoint};
@@ -77,9 +79,29 @@ unsafe fn floats<S: Simd>(dtype: DType, p: *const u8, index: usize) -> S::F {
 /// How far ahead weights are asked for: past the reach of the hardware's own prefetcher at a page's end.
 const AHEAD: usize = 2048;
 
-/// One group's rows times one panel in int8.
+/// The zero points of block `b`, where they are not the default.
 #[inline(always)]
-unsafe fn tile_int8<S: Simd, const BITS: usize, const R: usize>(w: &View<'_>, panel: Panel, left: &Left) -> [S::F; R] {
+unsafe fn zero_points<S: Simd>(w: &View<'_>, panel: Panel, b: usize) -> S::F {
+    // SAFETY: the layout says how much the panel holds.
+    unsafe {
+        match w.layout.zero_point {
+            ZeroPoint::Bytes => S::to_f(S::load_u8(panel.zero_points.add(b * LANES))),
+            _ => floats::<S>(w.layout.scale, panel.zero_points, b),
+        }
+    }
+}
+
+// The tiles below keep their sums in registers only while every loop over rows is unrolled: its body must stay small and
+// free of branches, and nothing may index the sums by a variable. So a tile ends in a buffer, which the sink reads.
+
+/// One group's rows times one panel in int8, into `out` (16 f32 a row).
+#[inline(always)]
+unsafe fn tile_int8<S: Simd, const BITS: usize, const R: usize>(
+    w: &View<'_>,
+    panel: Panel,
+    left: &Left,
+    out: *mut f32,
+) {
     let l = &w.layout;
     // SAFETY: the layout says how much the panel holds; the left side holds padded K bytes and a scale and a correction
     // a block for each of R rows.
@@ -87,21 +109,16 @@ unsafe fn tile_int8<S: Simd, const BITS: usize, const R: usize>(w: &View<'_>, pa
         let mask = S::splat_i((0x0101_0101u32 * ((1 << BITS) - 1)) as i32);
         let mut sums = [S::splat(0.0); R];
         let (mut weights, mut a) = (panel.weights, left.a.cast::<i32>());
+        let (mut scales, mut fixes) = (left.scales, left.fixes);
+        let default = l.zero_point == ZeroPoint::Default;
         for b in 0..l.blocks() {
-            let mut acc = [[S::splat_i(0); 2]; R];
-            match l.zero_point {
-                ZeroPoint::Default => {
-                    for r in 0..R {
-                        acc[r][0] = S::splat_i(*left.fixes.add(b * R + r));
-                    }
+            let mut acc = [S::splat_i(0); R];
+            // One row alone would wait for its own sums: two of them take turns.
+            let mut odd = S::splat_i(0);
+            if default {
+                for r in 0..R {
+                    acc[r] = S::splat_i(*fixes.add(r));
                 }
-                ZeroPoint::Bytes => {
-                    let zero = S::load_u8(panel.zero_points.add(b * LANES));
-                    for r in 0..R {
-                        acc[r][0] = S::madd16(zero, S::splat_i(*left.fixes.add(b * R + r)));
-                    }
-                }
-                ZeroPoint::Float => {}
             }
             for _ in 0..l.vectors() {
                 let packed = S::load_i(weights);
@@ -110,51 +127,61 @@ unsafe fn tile_int8<S: Simd, const BITS: usize, const R: usize>(w: &View<'_>, pa
                 }
                 for j in 0..8 / BITS {
                     let w = if BITS == 8 { packed } else { S::and(S::shr(packed, (BITS * j) as u32), mask) };
-                    for r in 0..R {
-                        // Few rows would wait for their own sums: two of them take turns.
-                        let turn = if R <= 2 { j % 2 } else { 0 };
-                        acc[r][turn] = S::dot::<BITS>(acc[r][turn], w, S::splat_i(*a.add(j * R + r)));
+                    if R == 1 && j % 2 == 1 {
+                        odd = S::dot::<BITS>(odd, w, S::splat_i(*a.add(j)));
+                    } else {
+                        for r in 0..R {
+                            acc[r] = S::dot::<BITS>(acc[r], w, S::splat_i(*a.add(j * R + r)));
+                        }
                     }
                 }
                 weights = weights.add(64);
                 a = a.add(8 / BITS * R);
             }
-            let scale = floats::<S>(l.scale, panel.scales, b);
-            for r in 0..R {
-                let dot = if R <= 2 { S::add_i(acc[r][0], acc[r][1]) } else { acc[r][0] };
-                let mut dot = S::to_f(dot);
-                if l.zero_point == ZeroPoint::Float {
-                    let fix = f32::from_bits(*left.fixes.add(b * R + r) as u32);
-                    let zero = floats::<S>(l.scale, panel.zero_points, b);
-                    dot = S::fma(zero, S::splat(fix), dot);
-                }
-                let scale = S::mul(scale, S::splat(*left.scales.add(b * R + r)));
-                sums[r] = S::fma(dot, scale, sums[r]);
+            if R == 1 {
+                acc[0] = S::add_i(acc[0], odd);
             }
+            let scale = floats::<S>(l.scale, panel.scales, b);
+            if default {
+                for r in 0..R {
+                    let scale = S::mul(scale, S::splat(*scales.add(r)));
+                    sums[r] = S::fma(S::to_f(acc[r]), scale, sums[r]);
+                }
+            } else {
+                let zero = zero_points::<S>(w, panel, b);
+                for r in 0..R {
+                    let fix = f32::from_bits(*fixes.add(r) as u32);
+                    let dot = S::fma(zero, S::splat(fix), S::to_f(acc[r]));
+                    let scale = S::mul(scale, S::splat(*scales.add(r)));
+                    sums[r] = S::fma(dot, scale, sums[r]);
+                }
+            }
+            (scales, fixes) = (scales.add(R), fixes.add(R));
         }
-        sums
+        for r in 0..R {
+            S::store(out.add(r * LANES), sums[r]);
+        }
     }
 }
 
-/// One group's rows times one panel in f32.
+/// One group's rows times one panel in f32, into `out` (16 f32 a row).
 #[inline(always)]
-unsafe fn tile_f32<S: Simd, const BITS: usize, const R: usize>(w: &View<'_>, panel: Panel, left: &Left) -> [S::F; R] {
+unsafe fn tile_f32<S: Simd, const BITS: usize, const R: usize>(w: &View<'_>, panel: Panel, left: &Left, out: *mut f32) {
     let l = &w.layout;
     // SAFETY: as in `tile_int8`, with f32 rows.
     unsafe {
         let default = S::splat((1u32 << (BITS - 1)) as f32);
         let mut sums = [S::splat(0.0); R];
-        let (mut weights, mut a) = (panel.weights, left.a.cast::<f32>());
+        let (mut weights, mut a, mut fixes) = (panel.weights, left.a.cast::<f32>(), left.fixes);
         for b in 0..l.blocks() {
             let zero = match l.zero_point {
                 ZeroPoint::Default => default,
-                ZeroPoint::Bytes => S::to_f(S::load_u8(panel.zero_points.add(b * LANES))),
-                ZeroPoint::Float => floats::<S>(l.scale, panel.zero_points, b),
+                _ => zero_points::<S>(w, panel, b),
             };
-            let mut acc = [[S::splat(0.0); 2]; R];
+            let mut acc = [S::splat(0.0); R];
+            let mut odd = S::splat(0.0);
             for r in 0..R {
-                let fix = f32::from_bits(*left.fixes.add(b * R + r) as u32);
-                acc[r][0] = S::mul(zero, S::splat(fix));
+                acc[r] = S::mul(zero, S::splat(f32::from_bits(*fixes.add(r) as u32)));
             }
             for _ in 0..l.vectors() {
                 let packed = S::load_i(weights);
@@ -164,23 +191,30 @@ unsafe fn tile_f32<S: Simd, const BITS: usize, const R: usize>(w: &View<'_>, pan
                 for j in 0..8 / BITS {
                     for i in 0..4 {
                         let w = S::low_to_f::<BITS>(S::shr(packed, (8 * i + BITS * j) as u32));
-                        for r in 0..R {
-                            let turn = if R <= 2 { i % 2 } else { 0 };
-                            let a = S::splat(*a.add((4 * j + i) * R + r));
-                            acc[r][turn] = S::fma(a, w, acc[r][turn]);
+                        if R == 1 && i % 2 == 1 {
+                            odd = S::fma(S::splat(*a.add(4 * j + i)), w, odd);
+                        } else {
+                            for r in 0..R {
+                                acc[r] = S::fma(S::splat(*a.add((4 * j + i) * R + r)), w, acc[r]);
+                            }
                         }
                     }
                 }
                 weights = weights.add(64);
                 a = a.add(32 / BITS * R);
             }
+            if R == 1 {
+                acc[0] = S::add(acc[0], odd);
+            }
             let scale = floats::<S>(l.scale, panel.scales, b);
             for r in 0..R {
-                let sum = if R <= 2 { S::add(acc[r][0], acc[r][1]) } else { acc[r][0] };
-                sums[r] = S::fma(sum, scale, sums[r]);
+                sums[r] = S::fma(acc[r], scale, sums[r]);
             }
+            fixes = fixes.add(R);
         }
-        sums
+        for r in 0..R {
+            S::store(out.add(r * LANES), sums[r]);
+        }
     }
 }
 
@@ -199,12 +233,12 @@ macro_rules! product {
                             scales: part.left.scales.wrapping_add(row * l.blocks()),
                             fixes: part.left.fixes.add(row * l.blocks()),
                         };
-                        $crate::with_rows!(S, size, R => {
-                            let tile = $tile::<S, BITS, R>(&part.w, at, &left);
-                            for r in 0..R {
-                                part.out.store::<S>(row + r, panel * LANES, tile[r]);
-                            }
-                        });
+                        let mut tile = [0f32; MAX_GROUP * LANES];
+                        let out = tile.as_mut_ptr();
+                        $crate::with_rows!(S, size, R => $tile::<S, BITS, R>(&part.w, at, &left, out));
+                        for r in 0..size {
+                            part.out.store::<S>(row + r, panel * LANES, S::load(out.add(r * LANES)));
+                        }
                     }
                 }
             }
@@ -258,8 +292,7 @@ unsafe fn decode_bits<S: Simd, const BITS: usize>(to: &Decode<'_>) {
             let scale = floats::<S>(l.scale, panel.scales, b);
             let zero = match l.zero_point {
                 ZeroPoint::Default => S::splat((1u32 << (BITS - 1)) as f32),
-                ZeroPoint::Bytes => S::to_f(S::load_u8(panel.zero_points.add(b * LANES))),
-                ZeroPoint::Float => floats::<S>(l.scale, panel.zero_points, b),
+                _ => zero_points::<S>(&to.w, panel, b),
             };
             for _ in 0..l.vectors() {
                 let packed = S::load_i(weights);

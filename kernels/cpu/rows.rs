@@ -46,6 +46,9 @@ impl Iterator for Groups {
     }
 }
 
+/// Rows of any tier's largest group.
+pub const MAX_GROUP: usize = 12;
+
 /// Rows of a tier's largest group.
 pub fn max_group(tier: Tier) -> usize {
     match tier {
@@ -171,8 +174,8 @@ unsafe fn widen<S: Simd>(row: &QuantRow, at: usize, out: &mut [f32]) {
 
 /// Quantises a row to int8 block by block: `scale = max |a| / 127`, `q = round(a / scale)`, as ORT's accuracy level 4.
 ///
-/// A correction carries `-sum(q)` in the form that the product kernel folds in: times the default zero point; as the
-/// low i16 of a pair; or as an f32.
+/// A correction carries `-sum(q)` in the form that the product kernel folds in: times the default zero point, or, for
+/// other zero points, as an f32.
 #[inline(always)]
 unsafe fn quantize<S: Simd>(row: &QuantRow) {
     let padded = row.k.next_multiple_of(row.block);
@@ -206,8 +209,7 @@ unsafe fn quantize<S: Simd>(row: &QuantRow) {
             row.scales.add(b * row.rows).write(scale);
             row.fixes.add(b * row.rows).write(match row.zero_point {
                 ZeroPoint::Default => negative * row.default_zero,
-                ZeroPoint::Bytes => negative & 0xffff,
-                ZeroPoint::Float => (negative as f32).to_bits() as i32,
+                ZeroPoint::Bytes | ZeroPoint::Float => (negative as f32).to_bits() as i32,
             });
         }
     }

@@ -102,7 +102,6 @@ impl Simd for Avx2 {
             [_mm256_srl_epi32(a[0], n), _mm256_srl_epi32(a[1], n)]
         };
         fn add_i(a: I, b: I) -> I = [_mm256_add_epi32(a[0], b[0]), _mm256_add_epi32(a[1], b[1])];
-        fn madd16(a: I, b: I) -> I = [_mm256_madd_epi16(a[0], b[0]), _mm256_madd_epi16(a[1], b[1])];
         fn dot<const BITS>(acc: I, w: I, a: I) -> I = {
             if BITS < 8 {
                 [_mm256_add_epi32(acc[0], dot_small(w[0], a[0])), _mm256_add_epi32(acc[1], dot_small(w[1], a[1]))]

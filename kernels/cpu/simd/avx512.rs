@@ -57,7 +57,6 @@ impl Simd for Avx512 {
         fn and(a: __m512i, b: __m512i) -> __m512i = _mm512_and_si512(a, b);
         fn shr(a: __m512i, n: u32) -> __m512i = _mm512_srl_epi32(a, _mm_cvtsi32_si128(n as i32));
         fn add_i(a: __m512i, b: __m512i) -> __m512i = _mm512_add_epi32(a, b);
-        fn madd16(a: __m512i, b: __m512i) -> __m512i = _mm512_madd_epi16(a, b);
         fn dot<const BITS>(acc: __m512i, w: __m512i, a: __m512i) -> __m512i = _mm512_dpbusd_epi32(acc, w, a);
         fn to_f(a: __m512i) -> __m512 = _mm512_cvtepi32_ps(a);
         fn low_to_f<const BITS>(a: __m512i) -> __m512 = {

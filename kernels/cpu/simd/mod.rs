@@ -75,8 +75,6 @@ pub trait Simd: Copy + Send + Sync + 'static {
     unsafe fn shr(a: Self::I, n: u32) -> Self::I;
     /// `a + b`.
     unsafe fn add_i(a: Self::I, b: Self::I) -> Self::I;
-    /// Per lane, the dot product of two pairs of i16.
-    unsafe fn madd16(a: Self::I, b: Self::I) -> Self::I;
     /// Per lane, `acc` plus the dot product of four unsigned bytes of `w`, each below `2^BITS`, and four signed bytes
     /// of `a`. Exact.
     unsafe fn dot<const BITS: usize>(acc: Self::I, w: Self::I, a: Self::I) -> Self::I;

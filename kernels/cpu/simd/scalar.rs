@@ -138,13 +138,6 @@ impl Simd for Scalar {
         zip(a, b, i32::wrapping_add)
     }
     #[inline(always)]
-    unsafe fn madd16(a: Self::I, b: Self::I) -> Self::I {
-        zip(a, b, |a, b| {
-            let low = i32::from(a as i16) * i32::from(b as i16);
-            low.wrapping_add((a >> 16) * (b >> 16))
-        })
-    }
-    #[inline(always)]
     unsafe fn dot<const BITS: usize>(acc: Self::I, w: Self::I, a: Self::I) -> Self::I {
         let dots = zip(w, a, |w, a| {
             let (w, a) = (w.to_le_bytes(), a.to_le_bytes());

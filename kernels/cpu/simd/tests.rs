@@ -47,7 +47,6 @@ unsafe fn ops<S: Simd>(x: &[f32; 32], b: &[u8; 129], out: &mut Vec<u64>) {
             S::to_f(S::dot::<4>(w, small, a)),
             S::to_f(S::dot::<2>(w, tiny, a)),
             S::to_f(S::dot::<8>(a, w, a)),
-            S::to_f(S::madd16(w, a)),
             S::to_f(S::add_i(w, a)),
             S::to_f(S::load_u8(b.as_ptr().add(3))),
             S::to_f(S::round(p)),
