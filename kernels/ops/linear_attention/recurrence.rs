@@ -236,8 +236,13 @@ struct Grid<I, const R: usize> {
 impl<I: Isa, const R: usize> Grid<I, R> {
     #[inline(always)]
     fn read(base: *const f32) -> [I::V; R] {
-        // SAFETY: a row has `R` vectors; `token` stays within the rows.
-        std::array::from_fn(|r| unsafe { I::load(base.add(r * I::LANES)) })
+        // A loop, not `array::from_fn`: a closure that is not inlined would lose the target features.
+        let mut row = [I::splat(0.0); R];
+        for (r, v) in row.iter_mut().enumerate() {
+            // SAFETY: a row has `R` vectors; `token` stays within the rows.
+            *v = unsafe { I::load(base.add(r * I::LANES)) };
+        }
+        row
     }
 
     #[inline(always)]
@@ -253,23 +258,31 @@ impl<I: Isa, const R: usize> Grid<I, R> {
     fn combine(&self, base: *const f32, x: &[f32], factor: Option<&[f32]>) -> [I::V; R] {
         // Two sums, so that the additions do not wait for each other.
         let (mut even, mut odd) = ([I::splat(0.0); R], [I::splat(0.0); R]);
-        let add = |i: usize, sum: &mut [I::V; R]| {
-            // SAFETY: there are as many rows as `x` has elements.
-            let row = Self::read(unsafe { base.add(i * self.stride) });
-            let x = I::splat(factor.map_or(x[i], |f| x[i] * f[i]));
-            for r in 0..R {
-                sum[r] = I::mul_add(x, row[r], sum[r]);
-            }
-        };
-        let pairs = x.len() / 2;
-        for i in 0..pairs {
-            add(2 * i, &mut even);
-            add(2 * i + 1, &mut odd);
+        for i in 0..x.len() / 2 {
+            self.accumulate(base, 2 * i, x, factor, &mut even);
+            self.accumulate(base, 2 * i + 1, x, factor, &mut odd);
         }
         if x.len() % 2 == 1 {
-            add(x.len() - 1, &mut even);
+            self.accumulate(base, x.len() - 1, x, factor, &mut even);
         }
-        std::array::from_fn(|r| I::add(even[r], odd[r]))
+        for r in 0..R {
+            even[r] = I::add(even[r], odd[r]);
+        }
+        even
+    }
+
+    /// `sum += x[i] row[i]`.
+    #[inline(always)]
+    fn accumulate(&self, base: *const f32, i: usize, x: &[f32], factor: Option<&[f32]>, sum: &mut [I::V; R]) {
+        // SAFETY: there are as many rows as `x` has elements.
+        let row = Self::read(unsafe { base.add(i * self.stride) });
+        let x = I::splat(match factor {
+            Some(f) => x[i] * f[i],
+            None => x[i],
+        });
+        for r in 0..R {
+            sum[r] = I::mul_add(x, row[r], sum[r]);
+        }
     }
 
     /// `row[i] = factor_i row[i] + k[i] delta`, and `sum_i q[i] row[i]` of the new rows.
