@@ -14,6 +14,7 @@ use std::marker::PhantomData;
 
 /// Conv with its attributes.
 pub struct Conv<T> {
+    /// By spatial dim; the kernel's lengths are those of the run's weights.
     slides: Vec<Slide>,
     group: usize,
     tier: Tier,
@@ -35,17 +36,21 @@ impl<T: Stored<C: Number>> Kernel for Conv<T> {
         if out.is_empty() {
             return Ok(());
         }
-        let lengths = w.shape()[2..].iter().copied();
-        if !lengths.eq(self.slides.iter().map(|s| s.kernel)) {
-            return Err(cx.error("input 1 (W)", format_args!("{:?}", w.shape()), format_args!("{:?}", self.slides)));
+        let mut slides = [Slide::default(); MAX_RANK];
+        let slides = &mut slides[..self.slides.len()];
+        slides.copy_from_slice(&self.slides);
+        for (slide, &kernel) in slides.iter_mut().zip(&w.shape()[2..]) {
+            slide.kernel = kernel;
         }
         let out_shape = out.shape();
         let mut before = [0; MAX_RANK];
-        for ((before, slide), &dim) in before.iter_mut().zip(&self.slides).zip(&x.shape()[2..]) {
+        for ((before, slide), &dim) in before.iter_mut().zip(&*slides).zip(&x.shape()[2..]) {
             *before = slide.over(dim).expect("infer has checked that the kernel fits").0;
         }
         let walk = Walk {
-            conv: self,
+            slides,
+            group: self.group,
+            tier: self.tier,
             x: x.slice::<T>(),
             x_shape: x.shape(),
             w: w.slice::<T>(),
@@ -56,7 +61,7 @@ impl<T: Stored<C: Number>> Kernel for Conv<T> {
         };
         let row = *out_shape.last().expect("rank 3 or more");
         let out = SharedMut::new(out.slice::<T>());
-        let work = row * walk.per_group * self.slides.iter().map(|s| s.kernel).product::<usize>();
+        let work = row * walk.per_group * walk.slides.iter().map(|s| s.kernel).product::<usize>();
         cx.par.ranges(out.len() / row, ((1 << 15) / work.max(1)).max(1), |range| {
             for i in range {
                 // SAFETY: rows do not overlap, and each is written by one task.
@@ -68,7 +73,9 @@ impl<T: Stored<C: Number>> Kernel for Conv<T> {
 }
 
 struct Walk<'a, T> {
-    conv: &'a Conv<T>,
+    slides: &'a [Slide],
+    group: usize,
+    tier: Tier,
     x: &'a [T],
     x_shape: &'a [usize],
     w: &'a [T],
@@ -83,7 +90,7 @@ struct Walk<'a, T> {
 impl<T: Stored<C: Number>> Walk<'_, T> {
     /// Row `i` of the output: all positions along the last dim.
     fn row(&self, i: usize, out: &mut [T]) {
-        let slides = &self.conv.slides;
+        let slides = self.slides;
         let outer = slides.len() - 1;
         let mut at = [0; MAX_RANK];
         let mut rest = i;
@@ -93,7 +100,7 @@ impl<T: Stored<C: Number>> Walk<'_, T> {
         }
         let maps = self.out_shape[1];
         let (n, m) = (rest / maps, rest % maps);
-        let first_channel = m / (maps / self.conv.group) * self.per_group;
+        let first_channel = m / (maps / self.group) * self.per_group;
         let bias = self.bias.map_or(T::C::ZERO, |b| b[m].load());
         let taps: usize = slides[..outer].iter().map(|s| s.kernel).product();
         for (b, out) in out.chunks_mut(BLOCK).enumerate() {
@@ -115,7 +122,7 @@ impl<T: Stored<C: Number>> Walk<'_, T> {
     /// First element of the input row that kernel element `tap` (of all dims but the last) meets for the output row
     /// at `at`; `None` in the padding.
     fn input_row(&self, channel: usize, tap: usize, at: &[usize; MAX_RANK]) -> Option<usize> {
-        let slides = &self.conv.slides;
+        let slides = self.slides;
         let dims = &self.x_shape[2..];
         let (mut rest, mut row, mut stride) = (tap, 0, 1);
         for d in (0..slides.len() - 1).rev() {
@@ -134,8 +141,8 @@ impl<T: Stored<C: Number>> Walk<'_, T> {
     /// Adds the last dim's kernel elements, from weight `weights` on, over the input row from `row` on, to the outputs from
     /// position `start` on.
     fn add_row(&self, acc: &mut [T::C], start: usize, row: usize, weights: usize) {
-        let last = self.conv.slides.len() - 1;
-        let slide = self.conv.slides[last];
+        let last = self.slides.len() - 1;
+        let slide = self.slides[last];
         let dim = self.x_shape[2 + last];
         let before = self.before[last];
         let mut block = [T::C::default(); BLOCK];
@@ -165,7 +172,7 @@ impl<T: Stored<C: Number>> Walk<'_, T> {
                     &block[..n]
                 }
             };
-            vectorize(self.conv.tier, AddScaled { acc, xs, weight });
+            vectorize(self.tier, AddScaled { acc, xs, weight });
         }
     }
 }

@@ -24,11 +24,14 @@ fn claim(cx: &NodeCx) -> Result<(), Decline> {
     cx.check_dtype(1, "W", &[dtype])?;
     cx.check_dtype(2, "B", &[dtype])?;
     cx.check_string("auto_pad", "NOTSET", &["NOTSET", "SAME_UPPER", "SAME_LOWER", "VALID"])?;
+    if spatial_dims(cx).is_none_or(|n| n == 0) {
+        return Err(cx.decline("input 0 (X)", "an unknown or lower rank", "a known rank of 3 or more"));
+    }
     claim_rank(cx)
 }
 
 /// How the kernel slides along one spatial dim.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 struct Slide {
     /// Length of the kernel.
     kernel: usize,
@@ -133,12 +136,15 @@ fn infer(cx: &NodeCx) -> Result<Vec<Fact>> {
 }
 
 fn build(cx: &mut BuildCx) -> Result<Box<dyn Kernel>> {
-    let (x, w) = (cx.required(0)?, cx.required(1)?);
-    let kernel: Option<Vec<usize>> = w.shape.as_ref().and_then(|s| s.get(2..)?.iter().map(Dim::known).collect());
-    let kernel = kernel.or_else(|| cx.ints("kernel_shape").map(|k| k.iter().map(|&v| v as usize).collect()));
-    let kernel =
-        kernel.ok_or_else(|| cx.error("input 1 (W)", format_args!("{:?}", w.shape), "a known kernel shape"))?;
-    let (slides, group) = (slides(cx, &kernel)?, cx.int("group", 1) as usize);
+    let dtype = cx.required(0)?.dtype;
+    // The kernel's lengths may be known at run time only.
+    let spatial = spatial_dims(cx).ok_or_else(|| cx.error("input 1 (W)", "an unknown rank", "a known one"))?;
+    let (slides, group) = (slides(cx, &vec![1; spatial])?, cx.int("group", 1) as usize);
     let tier = cx.settings().tier;
-    Ok(with_real!(x.dtype, T => Box::new(cpu::Conv::<T>::new(slides, group, tier))))
+    Ok(with_real!(dtype, T => Box::new(cpu::Conv::<T>::new(slides, group, tier))))
+}
+
+/// How many spatial dims there are, if the rank of an input says so.
+fn spatial_dims(cx: &NodeCx) -> Option<usize> {
+    (0..2).find_map(|slot| cx.input(slot)?.rank()?.checked_sub(2))
 }

@@ -90,4 +90,6 @@ fn one_dim_and_automatic_pads() {
     assert_eq!(fault(&with(iota(DType::F32, &[1, 1, 2]))), "input 1 (W)");
     assert_eq!(fault(&with(iota(DType::F32, &[1, 2, 4]))), "input 0 (X)");
     assert_eq!(fault(&with(iota(DType::F32, &[1, 2]))), "input 1 (W)");
+    let flat = Single::new("", "Conv", 11, 1).input(iota(DType::F32, &[1, 2])).input(iota(DType::F32, &[1, 2]));
+    assert!(fault(&flat).contains("rank of 3 or more"));
 }

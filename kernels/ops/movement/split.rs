@@ -53,6 +53,11 @@ fn infer(cx: &NodeCx) -> Result<Vec<Fact>> {
     if cx.node().since_version < 18 && dim % n.max(1) != 0 {
         return Err(cx.error("input 0 (input)", dim, format_args!("a multiple of {n} outputs")));
     }
+    let asked = cx.int("num_outputs", n as i64);
+    if asked != n as i64 || dim.div_ceil(n.max(1)) * n.saturating_sub(1) > dim {
+        let expected = format!("{n}, the number of outputs, and a piece of {dim} for each");
+        return Err(cx.error("attribute 'num_outputs'", asked, expected));
+    }
     Ok((0..n).map(|i| with_dim(Dim::Known(even_piece(dim, n, i)))).collect())
 }
 

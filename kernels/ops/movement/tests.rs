@@ -136,6 +136,8 @@ fn uneven_splits_are_of_opset_18() {
     let shapes: Vec<_> =
         outputs(&split(18, 4).attr("num_outputs", Attr::Int(4))).iter().map(|t| t.shape().to_vec()).collect();
     assert_eq!(shapes, [[2], [2], [2], [1]]);
+    assert_eq!(fault(&split(18, 6)), "attribute 'num_outputs'");
+    assert_eq!(fault(&split(18, 4).attr("num_outputs", Attr::Int(3))), "attribute 'num_outputs'");
     assert_eq!(fault(&split(13, 2)), "input 0 (input)");
     assert_eq!(fault(&split(13, 2).input(ints(&[3, 5]))), "split");
     assert_eq!(fault(&split(13, 2).input(ints(&[-1, 8]))), "split");

@@ -106,7 +106,7 @@ fn symbolic(op: &str, since: u32, dims: &[Dim], values: Option<&[i64]>) -> Vec<D
         handle: 0,
     });
     let by = values.map_or_else(|| Fact::new(DType::I64, vec![Dim::Known(3)]), |v| Fact::with_value(ints(v)));
-    let facts = [Some(Fact::new(DType::F32, dims.to_vec())), Some(by), None];
+    let facts = [Some(Fact::new(DType::F32, dims.to_vec()).into()), Some(by.into()), None];
     let def = crate::op::find(&graph.nodes[0]).unwrap();
     let cx = NodeCx::new(&graph, 0, &facts);
     (def.claim)(&cx).unwrap();
