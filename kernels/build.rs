@@ -70,6 +70,11 @@ impl<'a> BuildCx<'a> {
         }
     }
 
+    /// The constant behind any value of the graph, for kernels that look for another node's weights.
+    pub fn constant_of(&mut self, value: ValueId) -> Result<Option<Constant>> {
+        self.constants.get(self.node.graph(), value)
+    }
+
     /// Packs the constants at `slots` into `layout` (a name that says everything that the packed form depends
     /// on but the constants, e.g. "matmul_nbits 4 32 avx2"), or finds the form that another node has packed.
     /// The kernel then does not get these inputs when it runs. `pack` sees `None` for absent or

@@ -82,6 +82,11 @@ impl Constant {
         Ok(Self { shape, ..self.clone() })
     }
 
+    /// Whether both are the same bytes of the model, whatever their shapes.
+    pub fn same_bytes(&self, other: &Self) -> bool {
+        self.identity == other.identity
+    }
+
     /// The element type.
     pub fn dtype(&self) -> DType {
         self.dtype

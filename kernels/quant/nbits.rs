@@ -8,6 +8,7 @@
 //!
 //! Scales stay in the type they arrived in; columns past N are zero.
 
+use crate::cpu::float::Float;
 use crate::cpu::simd::LANES;
 use abi::tensor::AlignedBytes;
 use abi::{DType, Error, Result};
@@ -250,11 +251,12 @@ impl<'a> View<'a> {
         &self.bytes[panel * size..][..size]
     }
 
-    /// The scalar decode: column `n` as f32, `out` of K values.
-    pub fn decode_column(&self, n: usize, out: &mut [f32]) {
+    /// The scalar decode: column `n`, rounded to `T`, into `out` of K values.
+    pub fn decode_column<T: Float>(&self, n: usize, out: &mut [T]) {
         let l = &self.layout;
         let (panel, c) = (self.panel(n / LANES), n % LANES);
         let (zero_points, weights) = (&panel[l.zero_points_at()..], &panel[l.weights_at()..]);
+        let mask = 0xffu8 >> (8 - l.bits);
         for (b, out) in out[..l.k].chunks_mut(l.block).enumerate() {
             let at = b * LANES + c;
             let scale = float_at(l.scale, panel, at);
@@ -263,12 +265,15 @@ impl<'a> View<'a> {
                 ZeroPoint::Bytes => f32::from(zero_points[at]),
                 ZeroPoint::Float => float_at(l.scale, zero_points, at),
             };
-            for (t, out) in out.iter_mut().enumerate() {
-                let (group, i) = (t / 4, t % 4);
-                let (v, j) = (group * l.bits / 8, group % (8 / l.bits));
-                let byte = weights[(b * l.vectors() + v) * 64 + c * 4 + i];
-                let q = (byte >> (j * l.bits)) & (0xff >> (8 - l.bits));
-                *out = (f32::from(q) - zero) * scale;
+            // A vector's word of this column holds 32 / bits neighbours in k, lowest bits first.
+            for (v, out) in out.chunks_mut(32 / l.bits).enumerate() {
+                let word = &weights[(b * l.vectors() + v) * 64 + c * 4..][..4];
+                for (j, out) in out.chunks_mut(4).enumerate() {
+                    for (byte, out) in word.iter().zip(out) {
+                        let q = (byte >> (j * l.bits)) & mask;
+                        *out = T::from_f32((f32::from(q) - zero) * scale);
+                    }
+                }
             }
         }
     }

@@ -109,11 +109,11 @@ impl Simd for Avx2 {
                 // Pairs of whole bytes could saturate: nibbles cannot.
                 let low = _mm256_set1_epi8(15);
                 let mut out = acc;
-                for i in 0..2 {
+                for (i, out) in out.iter_mut().enumerate() {
                     let high = _mm256_and_si256(_mm256_srli_epi16::<4>(w[i]), low);
                     let high = _mm256_slli_epi32::<4>(dot_small(high, a[i]));
                     let sum = _mm256_add_epi32(high, dot_small(_mm256_and_si256(w[i], low), a[i]));
-                    out[i] = _mm256_add_epi32(out[i], sum);
+                    *out = _mm256_add_epi32(*out, sum);
                 }
                 out
             }

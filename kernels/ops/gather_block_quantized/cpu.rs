@@ -6,8 +6,10 @@ use crate::cpu::float::Float;
 use crate::fact;
 use crate::kernel::{Kernel, RunCx, Tensor};
 use crate::par::SharedMut;
+use crate::quant::nbits::Packed;
 use crate::with_float;
 use abi::{DType, Error, Result};
+use std::sync::Arc;
 
 /// The node's attributes.
 pub struct Gather {
@@ -95,11 +97,14 @@ impl<'a> Indices<'a> {
         }
     }
 
-    fn at(&self, i: usize) -> i64 {
-        match self {
+    /// Index `i` into an axis of `size`, counted from the end where negative; `None` when out of range.
+    fn within(&self, i: usize, size: usize) -> Option<usize> {
+        let got = match self {
             Self::I32(v) => v[i].into(),
             Self::I64(v) => v[i],
-        }
+        };
+        let at = if got < 0 { got.checked_add(size as i64)? } else { got };
+        usize::try_from(at).ok().filter(|at| *at < size)
     }
 }
 
@@ -123,6 +128,34 @@ impl Gather {
             zero_row: if packed { (blocks * bits).div_ceil(8) * 8 / bits } else { blocks },
             default_zero: if packed { 1 << (bits - 1) } else { 0 },
         })
+    }
+}
+
+/// Gathers rows of a matrix that a MatMulNBits has packed: an embedding that is also the head.
+pub struct GatherPacked {
+    pub packed: Arc<Packed>,
+}
+
+impl Kernel for GatherPacked {
+    fn run(&self, cx: &mut RunCx<'_>) -> Result<()> {
+        let indices = Indices::of(&cx.required(INDICES));
+        let Some(out) = cx.output(0) else { return Ok(()) };
+        let w = self.packed.view();
+        let (rows, k) = (w.layout.n, w.layout.k);
+        with_float!(out.dtype(), T => {
+            let slices = SharedMut::new(out.into_slice::<T>());
+            cx.par.ranges(slices.len() / k, GRAIN.div_ceil(k), |range| {
+                for i in range {
+                    // SAFETY: each slice is visited once.
+                    let out = unsafe { slices.slice(i * k..(i + 1) * k) };
+                    match indices.within(i, rows) {
+                        Some(row) => w.decode_column(row, out),
+                        None => out.fill(T::from_f32(0.0)),
+                    }
+                }
+            });
+        });
+        Ok(())
     }
 }
 
@@ -152,11 +185,9 @@ impl Kernel for Gather {
                 for i in range {
                     // SAFETY: each slice is visited once.
                     let out = unsafe { slices.slice(i * inner..(i + 1) * inner) };
-                    let got = indices.at(i % count);
-                    let at = if got < 0 { got + size as i64 } else { got };
-                    match usize::try_from(at) {
-                        Ok(at) if at < size => source.decode(scales, (i / count * size + at) * inner, out),
-                        _ => out.fill(T::from_f32(0.0)),
+                    match indices.within(i % count, size) {
+                        Some(at) => source.decode(scales, (i / count * size + at) * inner, out),
+                        None => out.fill(T::from_f32(0.0)),
                     }
                 }
             });

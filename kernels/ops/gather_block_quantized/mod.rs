@@ -12,6 +12,8 @@ use crate::build::BuildCx;
 use crate::fact::{self, Fact};
 use crate::kernel::Kernel;
 use crate::op::{Decline, NodeCx, OpDef};
+use crate::ops::matmul_nbits;
+use crate::quant::nbits::{Layout, ZeroPoint};
 use abi::{DType, Dim, Result};
 
 /// The definitions.
@@ -129,10 +131,59 @@ fn infer(cx: &NodeCx) -> Result<Vec<Fact>> {
 }
 
 fn build(cx: &mut BuildCx) -> Result<Box<dyn Kernel>> {
+    if let Some(layout) = shared_layout(cx)? {
+        let slots = [DATA, SCALES, ZERO_POINTS];
+        let packed = cx.pack(&slots, &matmul_nbits::pack_name(&layout), |c| matmul_nbits::pack(&layout, c))?;
+        return Ok(Box::new(cpu::GatherPacked { packed }));
+    }
     Ok(Box::new(cpu::Gather {
         bits: cx.int("bits", 4) as usize,
         block: cx.int("block_size", 128) as usize,
         gather_axis: cx.int("gather_axis", 0),
         quantize_axis: cx.int("quantize_axis", 1),
     }))
+}
+
+/// The layout in which a MatMulNBits packs the very same constants (an embedding that is also the head): rows are then
+/// read from the packed form, and the model's own need not stay in memory.
+fn shared_layout(cx: &mut BuildCx) -> Result<Option<Layout>> {
+    let Some(data) = cx.constant(DATA)?.filter(|d| d.dtype() == DType::U8 && d.shape().len() == 2) else {
+        return Ok(None);
+    };
+    let (scales, zero_points) = (cx.constant(SCALES)?, cx.constant(ZERO_POINTS)?);
+    if scales.is_none() || (zero_points.is_none() && cx.has_input(ZERO_POINTS)) {
+        return Ok(None);
+    }
+    let bits = cx.int("bits", 4) as usize;
+    let layout = Layout {
+        n: data.shape()[0],
+        k: data.shape()[1] * 8 / bits,
+        bits,
+        block: cx.int("block_size", 128) as usize,
+        scale: cx.required(SCALES)?.dtype,
+        zero_point: if zero_points.is_some() { ZeroPoint::Bytes } else { ZeroPoint::Default },
+    };
+    let mine = [Some(data), scales, zero_points];
+    let graph = cx.graph();
+    for node in &graph.nodes {
+        if !matmul_nbits::packs_as(node, &layout) {
+            continue;
+        }
+        let mut same = true;
+        for (slot, mine) in (1..).zip(&mine) {
+            let other = match node.inputs.get(slot) {
+                Some(Some(value)) => cx.constant_of(*value)?,
+                _ => None,
+            };
+            same &= match (mine, &other) {
+                (None, None) => true,
+                (Some(mine), Some(other)) => mine.same_bytes(other),
+                _ => false,
+            };
+        }
+        if same {
+            return Ok(Some(layout));
+        }
+    }
+    Ok(None)
 }

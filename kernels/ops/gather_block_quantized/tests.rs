@@ -105,3 +105,68 @@ fn four_bit_types_on_every_axis() {
         }
     }
 }
+
+/// An embedding that a MatMulNBits shares is read from the packed form, and says the same.
+#[test]
+fn rows_of_shared_weights() {
+    use crate::build::{BuildCx, Constants};
+    use crate::fact::Fact;
+    use crate::op::{NodeCx, NodeLabel, find};
+    use crate::weights::PackCache;
+    use std::sync::Arc;
+
+    for (bits, zero_points) in [(2usize, false), (4, false), (4, true), (8, true)] {
+        let (n, k, blocks) = (19usize, 96usize, 3usize);
+        let row = k * bits / 8;
+        let data: Vec<u8> = (0..n * row).map(|i| (i * 37 + i / 11) as u8).collect();
+        let zero_row = (blocks * bits).div_ceil(8);
+        let zeros: Vec<u8> = (0..n * zero_row).map(|i| (i * 91) as u8).collect();
+        let scales: Vec<f32> = (0..n * blocks).map(|i| 0.01 * (i + 1) as f32).collect();
+        let data = HostTensor::new(&[n, row], &data);
+        let mut tensors =
+            vec![data.clone(), HostTensor::new(&[2], &[18i64, -19]), HostTensor::new(&[n, blocks], &scales)];
+        tensors.extend(zero_points.then(|| HostTensor::new(&[n, zero_row], &zeros)));
+        let mut expected = node(&[("bits", bits as i64), ("block_size", 32)]).constant(data).input(tensors[1].clone());
+        expected = tensors[2..].iter().fold(expected, |n, t| n.constant(t.clone()));
+        let expected = run(&expected);
+
+        let mut graph = abi::Graph::default();
+        for (i, t) in tensors.iter().enumerate() {
+            graph.values.push(abi::Value {
+                name: format!("x{i}"),
+                dtype: Some(t.dtype()),
+                shape: Some(t.shape().iter().map(|&d| abi::Dim::Known(d)).collect()),
+                initializer: (i != 1).then(|| abi::Initializer {
+                    dtype: t.dtype(),
+                    shape: t.shape().to_vec(),
+                    data: abi::InitializerData::Inline(t.clone()),
+                }),
+            });
+        }
+        let zero_slot = zero_points.then_some(3);
+        let make = |op: &str, inputs: Vec<Option<usize>>, attrs: &[(&str, usize)]| abi::Node {
+            name: op.into(),
+            domain: "com.microsoft".into(),
+            op_type: op.into(),
+            since_version: 1,
+            inputs,
+            outputs: vec![],
+            attrs: attrs.iter().map(|(k, v)| ((*k).into(), Attr::Int(*v as i64))).collect(),
+            implicit_inputs: vec![],
+            handle: 0,
+        };
+        let attrs = [("bits", bits), ("block_size", 32), ("K", k), ("N", n)];
+        graph.nodes.push(make("GatherBlockQuantized", vec![Some(0), Some(1), Some(2), zero_slot], &attrs[..2]));
+        graph.nodes.push(make("MatMulNBits", vec![None, Some(0), Some(2), zero_slot], &attrs));
+        let facts: Vec<_> = tensors.iter().map(|t| Some(Arc::new(Fact::with_value(t.clone())))).collect();
+        let (settings, mut constants, cache) = (Settings::default(), Constants::default(), PackCache::default());
+        let mut cx = BuildCx::new(NodeCx::new(&graph, 0, &facts), &settings, &mut constants, &cache);
+        let kernel = (find(&graph.nodes[0]).unwrap().build)(&mut cx).unwrap();
+        assert!(cx.into_packed().contains(&0), "the rows come from the packed form");
+        let inputs = [None, Some(tensors[1].clone()), None, None];
+        let outputs = [Some((DType::F32, vec![2, k]))];
+        let label = NodeLabel::of(&graph.nodes[0]);
+        let out = crate::eval::run(&*kernel, &label, &inputs, &outputs, Par::serial()).unwrap();
+        assert_eq!(out[0].as_ref().unwrap().as_slice::<f32>(), expected.as_slice::<f32>(), "bits {bits}");
+    }
+}

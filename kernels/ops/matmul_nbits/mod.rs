@@ -12,7 +12,9 @@ use crate::fact::Fact;
 use crate::kernel::Kernel;
 use crate::op::{Decline, NodeCx, OpDef};
 use crate::quant::nbits::{Layout, ZeroPoint};
-use abi::{DType, Dim, Result};
+use abi::{Attr, DType, Dim, Node, Result};
+
+pub use cpu::{name as pack_name, pack};
 
 /// The definitions.
 pub const OPS: &[OpDef] = &[OpDef::new("com.microsoft", "MatMulNBits", (1, 1), claim, infer, build)];
@@ -121,6 +123,23 @@ fn infer(cx: &NodeCx) -> Result<Vec<Fact>> {
     let mut out = shape.clone();
     out[shape.len() - 1] = Dim::Known(n as usize);
     Ok(vec![Fact::new(a.dtype, out)])
+}
+
+/// Whether `node` is a MatMulNBits whose attributes ask for `layout`; its inputs are the caller's to compare.
+pub fn packs_as(node: &Node, layout: &Layout) -> bool {
+    let int = |name: &str, default: usize| match node.attr(name) {
+        Some(Attr::Int(v)) => usize::try_from(*v).ok(),
+        _ => Some(default),
+    };
+    let packed = layout.zero_point == ZeroPoint::Bytes;
+    node.domain == "com.microsoft"
+        && node.op_type == "MatMulNBits"
+        && int("K", 0) == Some(layout.k)
+        && int("N", 0) == Some(layout.n)
+        && int("bits", 4) == Some(layout.bits)
+        && int("block_size", 0) == Some(layout.block)
+        && layout.k == layout.padded_k()
+        && matches!(node.inputs.get(ZERO_POINTS), Some(Some(_))) == packed
 }
 
 fn build(cx: &mut BuildCx) -> Result<Box<dyn Kernel>> {
