@@ -1,3 +1,5 @@
 //! Packed layouts of quantised weights, each with its scalar decode.
 
 pub mod nbits;
+#[cfg(test)]
+mod tests;
