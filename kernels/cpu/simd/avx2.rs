@@ -130,8 +130,8 @@ impl Simd for Avx2 {
                 0, 4, 8, 12, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1,
                 0, 4, 8, 12, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1);
             let join = _mm256_setr_epi32(0, 4, 0, 0, 0, 0, 0, 0);
-            for i in 0..2 {
-                let low = _mm256_permutevar8x32_epi32(_mm256_shuffle_epi8(v[i], pick), join);
+            for (i, &half) in v.iter().enumerate() {
+                let low = _mm256_permutevar8x32_epi32(_mm256_shuffle_epi8(half, pick), join);
                 _mm_storel_epi64(p.add(8 * i).cast(), _mm256_castsi256_si128(low));
             }
         };

@@ -74,13 +74,13 @@ fn scales_broadcast() {
                 let scale = r.tensor(dtype, shape);
                 let s = values(&scale);
                 let (lead, mut full) = (3 - shape.len(), Vec::new());
-                for index in 0..48 {
+                for (index, y) in y.iter().enumerate() {
                     let at = [index / 24, index / 8 % 3, index % 8];
                     let flat = shape
                         .iter()
                         .enumerate()
                         .fold(0, |flat, (i, &d)| flat * d + if d == 1 { 0 } else { at[lead + i] });
-                    full.push(y[index] * s[flat]);
+                    full.push(y * s[flat]);
                 }
                 let node = Single::new("", "SimplifiedLayerNormalization", 1, 1)
                     .attr("axis", Attr::Int(axis))
