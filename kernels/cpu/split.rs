@@ -11,6 +11,9 @@ const ROWS_BYTES: usize = 1 << 19;
 /// Least cost of a task, in bytes streamed or 16 multiply-adds: some 10 microseconds, several times what waking a thread costs.
 const TASK_COST: usize = 1 << 16;
 
+/// Most cost of a task: the threads end together, however large the matrix.
+const MAX_TASK_COST: usize = 1 << 19;
+
 /// A grid of tasks: chunks of rows times chunks of panels.
 pub struct Split {
     m: usize,
@@ -37,7 +40,8 @@ impl Split {
             row_chunk = row_chunk.min(whole(m.div_ceil(pieces.div_ceil(panels.max(1)))));
         }
         let panel_cost = panel_bytes.max(row_chunk.min(m) * row_bytes / 2).max(1);
-        let panel_chunk = panels.div_ceil(pieces).max(TASK_COST / panel_cost).max(1);
+        let most = MAX_TASK_COST / panel_cost;
+        let panel_chunk = panels.div_ceil(pieces).min(most).max(TASK_COST / panel_cost).max(1);
         Self { m, panels, row_chunk, panel_chunk, workers: par.width() }
     }
 
