@@ -192,7 +192,8 @@ unsafe fn quantize<S: Simd>(row: &QuantRow) {
             }
             let top = S::reduce_max(top);
             let scale = top / 127.0;
-            let inverse = S::splat(if scale > 0.0 { 1.0 / scale } else { 0.0 });
+            // ORT's own order of operations: values halfway between two steps then round as its do.
+            let inverse = S::splat(if top > 0.0 { 127.0 / top } else { 0.0 });
             let mut sum = S::splat_i(0);
             for i in (0..row.block).step_by(LANES) {
                 let q = S::round(S::mul(S::load(values.as_ptr().add(i)), inverse));
@@ -205,10 +206,11 @@ unsafe fn quantize<S: Simd>(row: &QuantRow) {
                     to.write_unaligned(word);
                 }
             }
-            let negative = -S::reduce_add_i(sum);
+            // What no i8 holds (NaN, infinities, subnormal blocks) rounds to anything, but must not trap.
+            let negative = S::reduce_add_i(sum).wrapping_neg();
             row.scales.add(b * row.rows).write(scale);
             row.fixes.add(b * row.rows).write(match row.zero_point {
-                ZeroPoint::Default => negative * row.default_zero,
+                ZeroPoint::Default => negative.wrapping_mul(row.default_zero),
                 ZeroPoint::Bytes | ZeroPoint::Float => (negative as f32).to_bits() as i32,
             });
         }

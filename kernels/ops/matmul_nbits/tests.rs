@@ -293,3 +293,33 @@ fn declines_name_the_slot() {
         assert!(message.contains(&format!("'{name}': got {value}")), "{message}");
     }
 }
+
+/// Activations that no int8 block holds: the others' rows are right, and zeros and tiny values give tiny results.
+#[test]
+fn extreme_activations() {
+    for tier in Tier::ALL.into_iter().filter(|t| t.is_available()) {
+        for extreme in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, 1e-40, 0.0] {
+            let mut a = [1f32; 96];
+            a[32..64].fill(extreme);
+            let node = Single::new("com.microsoft", "MatMulNBits", 1, 1)
+                .attr("K", Attr::Int(32))
+                .attr("N", Attr::Int(2))
+                .attr("block_size", Attr::Int(32))
+                .attr("accuracy_level", Attr::Int(4))
+                .input(HostTensor::new(&[3, 32], &a))
+                .constant(HostTensor::new(&[2, 1, 16], &[0x99u8; 32]))
+                .constant(HostTensor::new(&[2, 1], &[0.5f32, 2.0]));
+            let out = node.run(&Settings { tier, ..Settings::default() }, Par::serial()).unwrap();
+            let out = out[0].as_ref().unwrap().as_slice::<f32>().unwrap();
+            for row in [0, 4] {
+                assert!(
+                    (out[row] - 16.0).abs() < 0.2 && (out[row + 1] - 64.0).abs() < 0.8,
+                    "{tier} {extreme}: {out:?}"
+                );
+            }
+            if extreme.abs() < 1.0 {
+                assert!(out[2].abs() < 1e-20 && out[3].abs() < 1e-20, "{tier} {extreme}: {out:?}");
+            }
+        }
+    }
+}
