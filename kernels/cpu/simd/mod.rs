@@ -1,6 +1,6 @@
 //! Sixteen lanes of f32 or i32: the narrow interface that SIMD kernels are written against, once for all tiers.
 //!
-//! A kernel is a generic `#[inline(always)] unsafe fn kernel<S: Simd>(..)`; [`tiered!`] wraps it in one
+//! A kernel is a generic `#[inline(always)] unsafe fn kernel<S: Simd>(..)`; [`tiered!`](crate::tiered) wraps it in one
 //! `#[target_feature]` function a tier and picks one by [`Tier`](crate::settings::Tier). Every lane count is 16
 //! whatever the register width, so packed layouts do not depend on the tier.
 //!

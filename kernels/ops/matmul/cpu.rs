@@ -48,21 +48,38 @@ fn pack<T: Float>(spec: &Spec, constant: &Option<Constant>) -> Result<Packed> {
     let out = [&shape[..shape.len().saturating_sub(2)], &[1, 1]].concat();
     let p = Problem::new(&Spec { trans_a: false, ..*spec }, &[1, 1], shape, &out);
     let k = if p.n == 0 { 0 } else { b_rows(spec, shape) };
-    let panel = k * LANES * size_of::<T>();
     let panels = p.n.div_ceil(LANES);
     let matrices: usize = shape[..shape.len().saturating_sub(2)].iter().product();
-    let asked = panel * panels * matrices;
+    let asked = k * LANES * size_of::<T>() * panels * matrices;
     let mut bytes =
         AlignedBytes::try_zeroed(asked).ok_or_else(|| Error::Memory { asked, purpose: "packed weights".into() })?;
-    for (i, out) in bytes.as_mut_slice().chunks_exact_mut(panel.max(1)).enumerate() {
-        let from = &values[i / panels * k * p.n..];
-        // SAFETY: 64-byte aligned memory, cut at multiples of 16 elements, of plain numbers.
-        let out = unsafe { std::slice::from_raw_parts_mut(out.as_mut_ptr().cast::<T>(), k * LANES) };
-        let zero = T::from_f32(0.0);
-        pack_panel(from, (p.b.row, p.b.column), (k, p.n), i % panels, zero, out);
+    // SAFETY: 64-byte aligned memory of plain numbers.
+    let all = unsafe {
+        std::slice::from_raw_parts_mut(bytes.as_mut_slice().as_mut_ptr().cast::<T>(), asked / size_of::<T>())
+    };
+    // Rows of a row-major B that are read before their pages may go; a transposed B is read panel by panel.
+    let rows = if p.b.column == 1 { (DONE_BYTES / (p.n * size_of::<T>()).max(1)).max(1) } else { k };
+    let mut packed = 0;
+    for (matrix, out) in all.chunks_exact_mut((panels * k * LANES).max(1)).enumerate() {
+        for first in (0..k).step_by(rows.max(1)) {
+            let count = rows.min(k - first);
+            let from = &values[matrix * k * p.n + first * p.b.row..];
+            for (panel, out) in out.chunks_exact_mut(k * LANES).enumerate() {
+                let out = &mut out[first * LANES..][..count * LANES];
+                pack_panel(from, (p.b.row, p.b.column), (count, p.n), panel, T::from_f32(0.0), out);
+                packed += size_of_val(out);
+                if packed > DONE_BYTES && (p.b.column != 1 || panel + 1 == panels) {
+                    packed = 0;
+                    constant.forget_pages();
+                }
+            }
+        }
     }
     Ok(Packed { bytes, shape: shape.to_vec() })
 }
+
+/// Packed bytes after which the source's pages may go, so that no matrix is in memory twice.
+const DONE_BYTES: usize = 8 << 20;
 
 /// K, from B's shape.
 fn b_rows(spec: &Spec, shape: &[usize]) -> usize {

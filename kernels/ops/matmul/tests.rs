@@ -78,7 +78,7 @@ fn every_size() {
         .map(|m| (m, 7, 19))
         .chain((1..=34).map(|n| (2, 9, n)))
         .chain((0..=34).map(|k| (3, k, 18)))
-        .chain([(70, 130, 300), (1, 600, 900)])
+        .chain([(70, 130, 300), (1, 600, 900), (1, 2100, 1030)])
     {
         let (a, b) = (values(m * k, 1), values(k * n, 2));
         let expected = product(&a, &b, (m, k, n));
