@@ -24,12 +24,13 @@ impl View {
     pub fn new(offset: isize, dims: impl IntoIterator<Item = (usize, isize)>) -> Self {
         let mut view = Self { offset, rank: 0, dims: [1; MAX_DIMS], strides: [0; MAX_DIMS], len: 1 };
         for (dim, stride) in dims {
-            view.len *= dim;
+            // Only a tensor without elements can have dims whose product overflows.
+            view.len = view.len.wrapping_mul(dim);
             if dim == 1 {
                 continue;
             }
-            if view.rank > 0 && view.strides[view.rank - 1] == dim as isize * stride {
-                view.dims[view.rank - 1] *= dim;
+            if view.rank > 0 && view.strides[view.rank - 1] == (dim as isize).wrapping_mul(stride) {
+                view.dims[view.rank - 1] = view.dims[view.rank - 1].wrapping_mul(dim);
                 view.strides[view.rank - 1] = stride;
                 continue;
             }

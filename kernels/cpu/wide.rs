@@ -5,21 +5,49 @@ use crate::cpu::arithmetic::Number;
 use crate::cpu::map::{BLOCK, Task, vectorize};
 use crate::cpu::number::{Bool, Stored};
 use crate::settings::Tier;
+use crate::with_any;
+use abi::DType;
 use abi::tensor::Element;
 
 /// f64, i64 or u64.
-pub trait Wide: Number {}
-impl Wide for f64 {}
-impl Wide for i64 {}
-impl Wide for u64 {}
-
-/// A type of computation and the wide type of its kind, which holds it exactly.
-pub trait Kind: Stored<C = Self> + Widen<Self::Wide> {
-    /// The wide type.
-    type Wide: Wide;
+pub trait Wide: Number {
+    /// How to read and write tensors of a type of [`crate::cpu::number::ANY`].
+    fn access(dtype: DType) -> (Load<Self>, Store<Self>);
 }
 
-/// To a wide type: exact for that of the own kind.
+macro_rules! wide {
+    ($($wide:ident)*) => {$(
+        impl Wide for $wide {
+            fn access(dtype: DType) -> (Load<Self>, Store<Self>) {
+                with_any!(dtype, T => (load::<T, Self>, store::<T, Self>))
+            }
+        }
+    )*};
+}
+wide!(f64 i64 u64);
+
+/// Runs `$body` with `$W` naming the wide type that holds a `DType` of [`crate::cpu::number::ANY`] exactly.
+#[macro_export]
+macro_rules! with_wide {
+    ($dtype:expr, $W:ident => $body:expr) => {
+        match $dtype {
+            ::abi::DType::I8 | ::abi::DType::I16 | ::abi::DType::I32 | ::abi::DType::I64 => {
+                type $W = i64;
+                $body
+            }
+            ::abi::DType::U8 | ::abi::DType::U16 | ::abi::DType::U32 | ::abi::DType::U64 | ::abi::DType::Bool => {
+                type $W = u64;
+                $body
+            }
+            _ => {
+                type $W = f64;
+                $body
+            }
+        }
+    };
+}
+
+/// To a wide type: exact for the one that [`with_wide!`](crate::with_wide) chooses.
 pub trait Widen<W>: Copy {
     /// Converts one number.
     fn widen(self) -> W;
@@ -32,14 +60,11 @@ pub trait Narrow<W>: Copy {
     fn narrow(wide: W) -> Self;
 }
 
-macro_rules! kinds {
-    ($($t:ident $wide:ident;)*) => {$(
-        impl Kind for $t {
-            type Wide = $wide;
-        }
-        kinds!(@widen $t: f64 i64 u64);
+macro_rules! widen_as {
+    ($($t:ident)*) => {$(
+        widen_as!(@to $t: f64 i64 u64);
     )*};
-    (@widen $t:ident: $($wide:ident)*) => {$(
+    (@to $t:ident: $($wide:ident)*) => {$(
         impl Widen<$wide> for $t {
             #[inline(always)]
             fn widen(self) -> $wide {
@@ -48,18 +73,7 @@ macro_rules! kinds {
         }
     )*};
 }
-kinds! {
-    f32 f64;
-    f64 f64;
-    i8 i64;
-    i16 i64;
-    i32 i64;
-    i64 i64;
-    u8 u64;
-    u16 u64;
-    u32 u64;
-    u64 u64;
-}
+widen_as!(f32 f64 i8 i16 i32 i64 u8 u16 u32 u64);
 
 macro_rules! narrow_as {
     ($wide:ident: $($t:ident)*) => {$(
@@ -117,7 +131,7 @@ narrow_float! {
     u32 i64;
 }
 
-macro_rules! kind_bool {
+macro_rules! widen_bool {
     ($($wide:ident)*) => {$(
         impl Widen<$wide> for Bool {
             #[inline(always)]
@@ -133,11 +147,7 @@ macro_rules! kind_bool {
         }
     )*};
 }
-kind_bool!(f64 i64 u64);
-
-impl Kind for Bool {
-    type Wide = u64;
-}
+widen_bool!(f64 i64 u64);
 
 /// Reads elements `start`, `start + stride`... of a tensor's bytes, at most [`BLOCK`], as `W`.
 pub type Load<W> = fn(Tier, &[u8], usize, isize, &mut [W]);

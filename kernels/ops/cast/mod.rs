@@ -7,8 +7,8 @@ mod tests;
 use crate::build::BuildCx;
 use crate::cpu::float::Float;
 use crate::cpu::map::BLOCK;
-use crate::cpu::number::{ANY, Stored};
-use crate::cpu::wide::{self, Kind, Load, Store, Wide};
+use crate::cpu::number::ANY;
+use crate::cpu::wide::{Load, Store, Wide};
 use crate::fact::Fact;
 use crate::kernel::{Kernel, RunCx};
 use crate::op::{Decline, NodeCx, OpDef};
@@ -16,7 +16,7 @@ use crate::ops::elementwise::CHEAP;
 use crate::ops::identity::Copy;
 use crate::par::SharedMut;
 use crate::settings::Tier;
-use crate::with_any;
+use crate::with_wide;
 use abi::tensor::Element;
 use abi::{DType, Result};
 use half::{bf16, f16};
@@ -64,10 +64,9 @@ fn build(cx: &mut BuildCx) -> Result<Box<dyn Kernel>> {
         (DType::BF16, DType::F32) => Box::new(Direct::<bf16, f32>(Float::widen)),
         (DType::F32, DType::F16) => Box::new(Direct::<f32, f16>(Float::narrow)),
         (DType::F32, DType::BF16) => Box::new(Direct::<f32, bf16>(Float::narrow)),
-        _ => with_any!(from, T => {
-            type W = <<T as Stored>::C as Kind>::Wide;
-            let store = with_any!(to, R => wide::store::<R, W> as Store<W>);
-            Box::new(Cast::<W> { load: wide::load::<T, W>, store, tier })
+        _ => with_wide!(from, W => {
+            let ((load, _), (_, store)) = (W::access(from), W::access(to));
+            Box::new(Cast::<W> { load, store, tier })
         }),
     })
 }

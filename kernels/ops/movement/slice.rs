@@ -161,11 +161,13 @@ impl Kernel for Slice {
         };
         let parts = parts(shape, lists).map_err(|got| cx.error("slice inputs", got, "as in the definition"))?;
         let strides = Strides::of(shape);
-        let offset = (0..shape.len()).map(|i| parts[i].start as isize * strides.get(i)).sum();
+        let offset = (0..shape.len())
+            .map(|i| (parts[i].start as isize).wrapping_mul(strides.get(i)))
+            .fold(0, isize::wrapping_add);
         let dims = (0..shape.len()).map(|i| {
             // A step over the whole dim leaves one element, whose stride does not matter.
             let step = parts[i].step.clamp(-(shape[i] as i64) - 1, shape[i] as i64 + 1);
-            (parts[i].len, step as isize * strides.get(i))
+            (parts[i].len, (step as isize).wrapping_mul(strides.get(i)))
         });
         let view = View::new(offset, dims);
         if let Some(out) = cx.outputs.first().and_then(Option::as_ref)

@@ -6,13 +6,12 @@ mod cpu;
 mod tests;
 
 use crate::build::BuildCx;
-use crate::cpu::number::Stored;
-use crate::cpu::wide::{self, Kind};
+use crate::cpu::wide::Wide;
 use crate::fact::{self, Fact};
 use crate::kernel::Kernel;
 use crate::op::{Decline, NodeCx, OpDef};
 use crate::ops::elementwise::{check_rank, claim_rank};
-use crate::{with_any, with_number};
+use crate::with_wide;
 use abi::{DType, Dim, Result};
 use cpu::{Folds, Reduce, Reducer};
 
@@ -114,19 +113,17 @@ fn build<O>(cx: &mut BuildCx) -> Result<Box<dyn Kernel>>
 where
     O: Reduce<f64> + Reduce<i64> + Reduce<u64>,
 {
-    let (axes, tier) = (Axes::of(cx), cx.settings().tier);
-    Ok(with_any!(cx.required(0)?.dtype, T => {
-        type W = <<T as Stored>::C as Kind>::Wide;
-        let (load, store) = (wide::load::<T, W>, wide::store::<T, W>);
-        Box::new(Reducer::<W> { ops: Folds::of::<O>(), load, store, axes, tier })
-    }))
+    with_wide!(cx.required(0)?.dtype, W => reducer(cx, Folds::<W>::of::<O>()))
 }
 
 /// In f64: the result is not a whole number even for integers.
 fn build_f64<O: Reduce<f64>>(cx: &mut BuildCx) -> Result<Box<dyn Kernel>> {
+    reducer(cx, Folds::<f64>::of::<O>())
+}
+
+/// One instance for every reduction in `A`.
+fn reducer<A: Wide>(cx: &mut BuildCx, ops: Folds<A>) -> Result<Box<dyn Kernel>> {
     let (axes, tier) = (Axes::of(cx), cx.settings().tier);
-    Ok(with_number!(cx.required(0)?.dtype, T => {
-        let (load, store) = (wide::load::<T, f64>, wide::store::<T, f64>);
-        Box::new(Reducer::<f64> { ops: Folds::of::<O>(), load, store, axes, tier })
-    }))
+    let (load, store) = A::access(cx.required(0)?.dtype);
+    Ok(Box::new(Reducer { ops, load, store, axes, tier }))
 }

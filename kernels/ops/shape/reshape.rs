@@ -62,8 +62,11 @@ fn infer_reshape(cx: &NodeCx) -> Result<Vec<Fact>> {
         dims[i] = Dim::Unknown;
     }
     let out = Fact::new(data.dtype, dims);
-    match (data.elements(), out.elements()) {
-        (Some(from), Some(to)) if from != to => problem(format!("{asked:?}"), &format!("a shape of {from} elements")),
+    match (data.elements(), out.known_shape()) {
+        // Nor is a product that overflows a shape of the data's.
+        (Some(from), Some(_)) if out.elements() != Some(from) => {
+            problem(format!("{asked:?}"), &format!("a shape of {from} elements"))
+        }
         _ => Ok(vec![out]),
     }
 }

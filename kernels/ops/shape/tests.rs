@@ -30,7 +30,7 @@ fn reshape_takes_zero_and_minus_one() {
     }
     let zero = reshape(&[0, 3], &[3, 0]).attr("allowzero", Attr::Int(1));
     assert_eq!(run(&zero).shape(), [3, 0]);
-    for to in [&[-1, -1][..], &[5, -1], &[-2, 3], &[7], &[6, 1, 1, 0]] {
+    for to in [&[-1, -1][..], &[5, -1], &[-2, 3], &[7], &[6, 1, 1, 0], &[1 << 40, 1 << 40]] {
         assert_eq!(fault(&reshape(&[2, 3], to)), "input 1 (shape)");
     }
 }
