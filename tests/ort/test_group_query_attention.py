@@ -332,6 +332,33 @@ def test_sliding_window_cache(rng, rotary, S, past, capacity):
     )
 
 
+def test_windowed_cache_smaller_than_the_window(rng):
+    inputs, attrs, _ = build(rng, S=1, past=7, capacity=8)
+    attrs = dict(attrs, local_window_size=9, sliding_window_cache=1)
+    model = harness.build_node("GroupQueryAttention", inputs, attrs, outputs=3, domain=MS)
+    harness.check_hostile(model, "past_key")
+
+
+@pytest.mark.parametrize("S", [1, 4])
+def test_cache_of_another_node(rng, S):
+    """Keys of no rows: the past is attended as it is (layers that share one cache)."""
+    inputs, attrs, _ = build(rng, B=1, S=S, past=9 - S)
+    q, past = inputs[0], [normal(rng, (1, 2, 9, 16)) for _ in range(2)]
+    keys = [x[:, :, 9 - S :].transpose(0, 2, 1, 3).reshape(1, S, 32) for x in past]
+    expected = group_query_attention(q, *keys, *past, np.array([8]), 9, heads=4, kv_heads=2)
+    nothing = np.zeros((1, 0, 32), F32)
+    inputs = [q, nothing, nothing, *past, np.array([8], np.int32), np.array(9, np.int32)]
+    check("GroupQueryAttention", inputs, list(expected), attrs, domain=MS, alias={1: 3, 2: 4})
+
+
+@pytest.mark.parametrize("capacity", [None, 12], ids=["growing", "shared"])
+def test_chunk_of_two_entries(rng, capacity):
+    """Chunked prefill of a batch, which ORT CPU refuses."""
+    options = dict(ort_cpu="refuses")
+    case(rng, B=2, S=4, past=5, capacity=capacity, rotary=16, check_options=options)
+    case(rng, B=2, S=4, past=5, lengths=(9, 6), capacity=capacity, rotary=16, check_options=options)
+
+
 HOSTILE = {
     "seqlens_beyond_the_cache": (dict(S=1, past=7, capacity=12), 5, np.array([7, 12], np.int32), "seqlens_k"),
     "negative_seqlens": (dict(S=1, past=7, capacity=12), 5, np.array([-2, 7], np.int32), "seqlens_k"),

@@ -193,6 +193,13 @@ fn check_rotary(cx: &NodeCx, attrs: &Attrs, batch: &Dim, rows: &Dim, head: &Dim)
         same(cx, slot::SIN, "sin_cache", 0, &cos.dim(0), "dimension of cos_cache")?;
         same(cx, slot::SIN, "sin_cache", 1, &cos.dim(1), "dimension of cos_cache")?;
     }
+    let total = total(cx);
+    if let (true, Some(Dim::Known(rows)), Dim::Known(t)) = (attrs.rotary, cx.input(slot::COS).map(|f| f.dim(0)), &total)
+        && rows < *t
+    {
+        let got = format_args!("{rows} rows");
+        return Err(cx.error(input(slot::COS, "cos_cache"), got, format_args!("at least total_sequence_length, {t}")));
+    }
     rank(cx, slot::POSITIONS, "position_ids", 2)?;
     same(cx, slot::POSITIONS, "position_ids", 0, batch, "batch size")?;
     match (cx.input(slot::POSITIONS).map(|f| f.dim(1)), rows) {
@@ -224,9 +231,15 @@ fn check_rest(cx: &NodeCx, attrs: &Attrs, batch: &Dim, rows: &Dim, head: &Dim) -
     broadcast(0, batch, "batch size (or 1)")?;
     broadcast(1, &heads, "number of heads (or 1)")?;
     same(cx, slot::BIAS, "attention_bias", 2, rows, "query's sequence length")?;
-    let total = match cx.required(slot::TOTAL)?.ints().as_deref() {
+    let total = total(cx);
+    same(cx, slot::BIAS, "attention_bias", 3, &total, "total_sequence_length")
+}
+
+/// The value of total_sequence_length, where it is known.
+fn total(cx: &NodeCx) -> Dim {
+    let value = cx.input(slot::TOTAL).and_then(Fact::ints);
+    match value.as_deref() {
         Some(&[t]) => usize::try_from(t).map_or(Dim::Unknown, Dim::Known),
         _ => Dim::Unknown,
-    };
-    same(cx, slot::BIAS, "attention_bias", 3, &total, "total_sequence_length")
+    }
 }
