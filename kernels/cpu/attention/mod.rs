@@ -3,7 +3,6 @@
 //! Dims: B batch, N query heads, G query heads a key head, S query rows, T keys, H head size, W value head size. Keys go by in
 //! tiles of 64 and nothing of size S x T is ever held. Accumulation is f32 whatever the tensors hold.
 
-mod simd;
 mod tile;
 
 use crate::cpu::float::Float;
@@ -324,6 +323,7 @@ impl<T: Float> Attention<'_, T> {
             keys: n,
             dim,
             v_dim,
+            softcap: self.softcap,
         };
         let adjust = |r: usize, scores: &mut [f32]| {
             let seen = &visible[r];
@@ -333,10 +333,6 @@ impl<T: Float> Attention<'_, T> {
             }
             let local = seen.start - keys.start..seen.end - keys.start;
             let scores = &mut scores[local.clone()];
-            if self.softcap > 0.0 {
-                let cap = self.softcap;
-                scores.iter_mut().for_each(|v| *v = cap * (*v / cap).tanh());
-            }
             if let Some(bias) = self.bias {
                 let (head, row) = self.head_row(task, r);
                 bias(task.b, head, row, seen, scores);

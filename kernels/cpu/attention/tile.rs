@@ -1,13 +1,14 @@
 //! The three inner loops of attention over one tile: scores, online softmax, weighted sum of values.
 
-use super::simd::Simd;
+use crate::cpu::math;
+use crate::cpu::simd::{LANES, Simd};
 use crate::settings::Tier;
 use std::ops::Range;
 
 /// Keys a tile holds.
 pub(super) const KEYS: usize = 64;
 /// Row lengths in tiles are multiples of this, so that no inner loop has a tail.
-pub(super) const PAD: usize = 16;
+pub(super) const PAD: usize = LANES;
 
 /// One tile's operands; rows of `q` and `k` have `dim` elements, those of `v` and `acc` `v_dim`, both multiples of [`PAD`].
 pub(super) struct Tile {
@@ -28,41 +29,24 @@ pub(super) struct Tile {
     pub keys: usize,
     pub dim: usize,
     pub v_dim: usize,
+    /// Bounds the scores when positive.
+    pub softcap: f32,
 }
 
-/// What happens to one row's raw scores before softmax: bias and soft cap, over the visible keys.
+/// Adds the bias to one row's scores, `adjust(row, scores)`, and says which of its keys are visible.
 pub(super) type Adjust<'a> = &'a dyn Fn(usize, &mut [f32]) -> Range<usize>;
 
-/// Adds one tile of keys to the running sums. `adjust(row, scores)` changes the row's `keys` scores in place
-/// and returns which of them are visible.
+/// Adds one tile of keys to the running sums.
 ///
 /// # Safety
 /// The pointers of `tile` are valid for the sizes given there and the tier is available.
 pub(super) unsafe fn run(tier: Tier, tile: &Tile, adjust: Adjust<'_>) {
-    // SAFETY: the caller's promise; each arm runs on its own tier only.
-    unsafe {
-        match tier {
-            #[cfg(target_arch = "x86_64")]
-            Tier::Avx512Vnni => run_avx512(tile, adjust),
-            #[cfg(target_arch = "x86_64")]
-            Tier::Avx2 => run_avx2(tile, adjust),
-            _ => generic::<super::simd::Scalar>(tile, adjust),
-        }
-    }
+    // SAFETY: the caller's promise.
+    unsafe { instance(tier)(tile, adjust) }
 }
 
-#[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx2,fma")]
-unsafe fn run_avx512(tile: &Tile, adjust: Adjust<'_>) {
-    // SAFETY: the features are enabled here; pointers by the caller's promise.
-    unsafe { generic::<super::simd::Avx512>(tile, adjust) }
-}
-
-#[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx2,fma")]
-unsafe fn run_avx2(tile: &Tile, adjust: Adjust<'_>) {
-    // SAFETY: the features are enabled here; pointers by the caller's promise.
-    unsafe { generic::<super::simd::Avx2>(tile, adjust) }
+crate::tiered! {
+    fn instance(tile: &Tile, adjust: Adjust<'_>) = generic;
 }
 
 #[inline(always)]
@@ -71,11 +55,16 @@ unsafe fn generic<S: Simd>(t: &Tile, adjust: Adjust<'_>) {
     unsafe {
         scores::<S>(t);
         for row in 0..t.rows {
-            let scores = std::slice::from_raw_parts_mut(t.scores.add(row * KEYS), KEYS);
+            let scores = &mut *t.scores.add(row * KEYS).cast::<[f32; KEYS]>();
+            if t.softcap > 0.0 {
+                for score in scores.iter_mut() {
+                    *score = t.softcap * math::tanh(*score / t.softcap);
+                }
+            }
             let visible = adjust(row, &mut scores[..t.keys]);
             scores[..visible.start].fill(f32::NEG_INFINITY);
             scores[visible.end..].fill(f32::NEG_INFINITY);
-            softmax_row::<S>(t, row);
+            softmax_row::<S>(t, row, scores);
         }
         let mut row = 0;
         while row + 4 <= t.rows {
@@ -89,19 +78,27 @@ unsafe fn generic<S: Simd>(t: &Tile, adjust: Adjust<'_>) {
     }
 }
 
+/// Whether the tier has 32 registers of 16 lanes; the others have 16 of at most 8.
+const fn wide<S: Simd>() -> bool {
+    S::ROWS > 8
+}
+
 /// `scores[r][c] = q[r] . k[c]`.
 #[inline(always)]
 unsafe fn scores<S: Simd>(t: &Tile) {
     // SAFETY: the caller's promise: rows and keys stay within the tile.
     unsafe {
         let mut row = 0;
-        while row + 4 <= t.rows {
+        while wide::<S>() && row + 4 <= t.rows {
             score_rows::<S, 4>(t, row);
             row += 4;
         }
-        while row < t.rows {
+        while row + 2 <= t.rows {
+            score_rows::<S, 2>(t, row);
+            row += 2;
+        }
+        if row < t.rows {
             score_rows::<S, 1>(t, row);
-            row += 1;
         }
     }
 }
@@ -111,11 +108,9 @@ unsafe fn score_rows<S: Simd, const R: usize>(t: &Tile, row: usize) {
     // SAFETY: the caller's promise.
     unsafe {
         let mut key = 0;
-        if S::SCORE_KEYS == 4 {
-            while key + 4 <= t.keys {
-                score_block::<S, R, 4>(t, row, key);
-                key += 4;
-            }
+        while wide::<S>() && key + 4 <= t.keys {
+            score_block::<S, R, 4>(t, row, key);
+            key += 4;
         }
         while key + 2 <= t.keys {
             score_block::<S, R, 2>(t, row, key);
@@ -146,11 +141,11 @@ unsafe fn score_block<S: Simd, const R: usize, const C: usize>(t: &Tile, row: us
                     *acc = S::fma(qv, kv, *acc);
                 }
             }
-            h += S::LANES;
+            h += LANES;
         }
         for (r, acc) in acc.iter().enumerate() {
             for (c, acc) in acc.iter().enumerate() {
-                *t.scores.add((row + r) * KEYS + key + c) = S::sum(*acc);
+                *t.scores.add((row + r) * KEYS + key + c) = S::reduce_add(*acc);
             }
         }
     }
@@ -158,20 +153,16 @@ unsafe fn score_block<S: Simd, const R: usize, const C: usize>(t: &Tile, row: us
 
 /// Turns a row of scores into weights relative to the new maximum, and rescales what was summed before.
 #[inline(always)]
-unsafe fn softmax_row<S: Simd>(t: &Tile, row: usize) {
-    // SAFETY: the caller's promise; a row of scores has KEYS elements, all set.
+unsafe fn softmax_row<S: Simd>(t: &Tile, row: usize, scores: &mut [f32; KEYS]) {
+    // SAFETY: the caller's promise.
     unsafe {
-        let scores = t.scores.add(row * KEYS);
         let mut top = S::splat(f32::NEG_INFINITY);
-        let mut i = 0;
-        while i < KEYS {
-            top = S::max(S::load(scores.add(i)), top);
-            i += S::LANES;
+        for i in (0..KEYS).step_by(LANES) {
+            top = S::max(S::load(scores.as_ptr().add(i)), top);
         }
-        let (old, new) = (*t.top.add(row), S::top(top));
+        let (old, new) = (*t.top.add(row), S::reduce_max(top));
         let new = if new > old { new } else { old };
         if new == f32::NEG_INFINITY {
-            let scores = std::slice::from_raw_parts_mut(scores, KEYS);
             // The maximum passes over NaN; a row of nothing else must still show it.
             if scores.iter().any(|v| v.is_nan()) {
                 *t.sum.add(row) = f32::NAN;
@@ -179,16 +170,14 @@ unsafe fn softmax_row<S: Simd>(t: &Tile, row: usize) {
             scores.fill(0.0);
             return;
         }
-        let base = S::splat(new);
-        let mut sum = S::splat(0.0);
-        let mut i = 0;
-        while i < KEYS {
-            let weight = S::exp(S::sub(S::load(scores.add(i)), base));
-            S::store(scores.add(i), weight);
-            sum = S::add(sum, weight);
-            i += S::LANES;
+        let mut sums = [0f32; LANES];
+        for chunk in scores.as_chunks_mut::<LANES>().0 {
+            for (score, sum) in chunk.iter_mut().zip(&mut sums) {
+                *score = math::exp(*score - new);
+                *sum += *score;
+            }
         }
-        let sum = S::sum(sum);
+        let sum: f32 = sums.iter().sum();
         if old == new {
             *t.sum.add(row) += sum;
             return;
@@ -197,10 +186,8 @@ unsafe fn softmax_row<S: Simd>(t: &Tile, row: usize) {
         *t.sum.add(row) = *t.sum.add(row) * shrink + sum;
         *t.top.add(row) = new;
         let (acc, shrink) = (t.acc.add(row * t.v_dim), S::splat(shrink));
-        let mut h = 0;
-        while h < t.v_dim {
+        for h in (0..t.v_dim).step_by(LANES) {
             S::store(acc.add(h), S::mul(S::load(acc.add(h)), shrink));
-            h += S::LANES;
         }
     }
 }
@@ -211,13 +198,13 @@ unsafe fn weigh<S: Simd, const R: usize>(t: &Tile, row: usize) {
     // SAFETY: the caller's promise.
     unsafe {
         let mut h = 0;
-        while h + 4 * S::LANES <= t.v_dim {
+        while wide::<S>() && h + 4 * LANES <= t.v_dim {
             weigh_block::<S, R, 4>(t, row, h);
-            h += 4 * S::LANES;
+            h += 4 * LANES;
         }
         while h < t.v_dim {
             weigh_block::<S, R, 1>(t, row, h);
-            h += S::LANES;
+            h += LANES;
         }
     }
 }
@@ -229,14 +216,14 @@ unsafe fn weigh_block<S: Simd, const R: usize, const N: usize>(t: &Tile, row: us
         let mut acc = [[S::splat(0.0); N]; R];
         for (r, acc) in acc.iter_mut().enumerate() {
             for (n, acc) in acc.iter_mut().enumerate() {
-                *acc = S::load(t.acc.add((row + r) * t.v_dim + h + n * S::LANES));
+                *acc = S::load(t.acc.add((row + r) * t.v_dim + h + n * LANES));
             }
         }
         for key in 0..t.keys {
             let v = t.v.add(key * t.v_stride + h);
             let mut vv = [S::splat(0.0); N];
             for (n, vv) in vv.iter_mut().enumerate() {
-                *vv = S::load(v.add(n * S::LANES));
+                *vv = S::load(v.add(n * LANES));
             }
             for (r, acc) in acc.iter_mut().enumerate() {
                 let weight = S::splat(*t.scores.add((row + r) * KEYS + key));
@@ -247,7 +234,7 @@ unsafe fn weigh_block<S: Simd, const R: usize, const N: usize>(t: &Tile, row: us
         }
         for (r, acc) in acc.iter().enumerate() {
             for (n, acc) in acc.iter().enumerate() {
-                S::store(t.acc.add((row + r) * t.v_dim + h + n * S::LANES), *acc);
+                S::store(t.acc.add((row + r) * t.v_dim + h + n * LANES), *acc);
             }
         }
     }

@@ -134,7 +134,7 @@ impl<'a, T: Float> Step<'a, T> {
         if cx.input(slot::BIAS).is_some() {
             most = most.min(total);
         }
-        let least = if self.first { 1 } else { d.rows };
+        let least = if self.first { 1 } else { d.rows.max(1) };
         for (b, &length) in self.lengths.iter().enumerate() {
             let tokens = i64::from(length) + 1;
             if tokens < least as i64 || tokens > most as i64 {
