@@ -44,8 +44,7 @@ impl Dims {
             _ => return Err(Wrong(slot::Q, "3 or 4 dimensions, the same for Q, K and V".into())),
         };
         if dims.kv_heads == 0 || !dims.q_heads.is_multiple_of(dims.kv_heads) {
-            let expected = format!("a number of heads that is a multiple of {}, those of K", dims.kv_heads);
-            return Err(Wrong(slot::Q, expected));
+            return Err(Wrong(slot::K, format!("a number of heads that divides {}, those of Q", dims.q_heads)));
         }
         dims.expect(slot::K, k, dims.new_keys, dims.head)?;
         dims.expect(slot::V, v, dims.new_keys, dims.v_head)?;

@@ -80,7 +80,7 @@ def group_query_attention(
 
 def onnx_attention(
     q, k, v, mask=None, past_key=None, past_value=None, nonpad=None, *, q_heads=None, kv_heads=None, causal=False,
-    scale=None, softcap=0.0, mode=0,
+    scale=None, softcap=0.0, mode=0, window=(-1, -1),
 ):
     """Returns (Y, present_key, present_value, qk_matmul_output of `mode`); 3-D inputs need the head counts."""
     q, k, v = map(f64, (q, k, v))
@@ -111,6 +111,10 @@ def onnx_attention(
     offset = np.full((B, 1, 1, 1), past) if nonpad is None else (np.asarray(nonpad) - S).reshape(B, 1, 1, 1)
     if causal:
         scores = np.where(column > row + offset, -np.inf, scores)
+    if window[0] >= 0:
+        scores = np.where(column < row + offset - window[0], -np.inf, scores)
+    if window[1] >= 0:
+        scores = np.where(column > row + offset + window[1], -np.inf, scores)
     if nonpad is not None:
         scores = np.where(column >= np.asarray(nonpad).reshape(B, 1, 1, 1), -np.inf, scores)
     stages.append(np.broadcast_to(scores, (B, H, S, T)))
