@@ -206,9 +206,11 @@ impl<'a> NodeCx<'a> {
         self.node().inputs.len()
     }
 
-    /// Whether somebody may read output `slot`.
+    /// Whether a node reads output `slot` or the graph hands it out. Exporters name outputs that nobody reads.
     pub fn has_output(&self, slot: usize) -> bool {
-        matches!(self.node().outputs.get(slot), Some(Some(_)))
+        let Some(&Some(value)) = self.node().outputs.get(slot) else { return false };
+        let reads = |node: &Node| node.inputs.contains(&Some(value)) || node.implicit_inputs.contains(&value);
+        self.graph.outputs.contains(&value) || self.graph.nodes.iter().any(reads)
     }
 
     /// The element type that the graph states for output `slot`, if any.
