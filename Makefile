@@ -27,7 +27,7 @@ PYTEST_ARGS ?= -n 2 --dist worksteal
 # What the wheel is made from.
 WHEEL_SOURCES := Cargo.toml Cargo.lock $(wildcard build.rs) \
     $(shell find abi kernels ep-cpu python/common python/cpu -type f \
-        \( -name '*.rs' -o -name '*.py' -o -name '*.toml' -o -name '*.md' -o -name '*.txt' \) \
+        \( -name '*.rs' -o -name '*.py' -o -name '*.pyi' -o -name '*.toml' -o -name '*.md' -o -name '*.txt' \) \
         -not -path '*/nxrt_ep_cpu/_shared/*' -not -path '*/__pycache__/*')
 
 .PHONY: help demo test check bench wheels fmt lint rust-test python-test doc deny older-orts fuzz asan memcheck

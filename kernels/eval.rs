@@ -148,7 +148,8 @@ impl Single {
     /// A node of `domain::op_type` that first appeared in opset `since`, with `outputs` output slots.
     pub fn new(domain: &str, op_type: &str, since: u32, outputs: usize) -> Self {
         let mut graph = Graph::default();
-        let outputs = (0..outputs).map(|i| Some(value(&mut graph, format!("y{i}"), None))).collect();
+        let outputs: Vec<_> = (0..outputs).map(|i| Some(value(&mut graph, format!("y{i}"), None))).collect();
+        graph.outputs = outputs.iter().flatten().copied().collect();
         graph.nodes.push(abi::Node {
             name: "node".into(),
             domain: domain.into(),
@@ -173,6 +174,7 @@ impl Single {
     /// Says that nobody reads these outputs.
     pub fn without_outputs(mut self, slots: &[usize]) -> Self {
         slots.iter().for_each(|&slot| self.graph.nodes[0].outputs[slot] = None);
+        self.graph.outputs = self.graph.nodes[0].outputs.iter().flatten().copied().collect();
         self
     }
 

@@ -17,7 +17,8 @@ pub const OPS: &[OpDef] = &[OpDef::new(crate::fuse::DOMAIN, "SiluMul", (1, 1), c
 
 fn claim(cx: &NodeCx) -> Result<(), Decline> {
     cx.check_required(1)?;
-    cx.check_dtype(0, "x", &[DType::F32, DType::F16, DType::BF16])
+    cx.check_dtype(0, "x", &[DType::F32, DType::F16, DType::BF16])?;
+    cx.check_dtype(1, "gate", &[cx.required(0)?.dtype])
 }
 
 fn infer(cx: &NodeCx) -> Result<Vec<Fact>> {
