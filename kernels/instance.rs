@@ -283,15 +283,16 @@ impl Instance {
         io: &dyn Io,
         outputs: &[*mut u8],
     ) -> Result<(SmallVec<[*const u8; 64]>, Vec<AlignedBytes>)> {
+        let extents: SmallVec<[(usize, usize); 64]> = (outputs.iter().zip(&plan.graph.outputs))
+            .map(|(&out, &value)| (out as usize, self.values[value].as_ref().map_or(0, Placed::bytes)))
+            .collect();
         let (mut inputs, mut copies) = (SmallVec::new(), Vec::new());
         for i in 0..plan.graph.inputs.len() {
             let (dtype, shape, ptr) = io.input(i)?;
-            let bytes = dtype.bytes(shape.iter().product()).unwrap_or(0);
-            let clash = (outputs.iter().enumerate()).any(|(j, &out)| {
-                let out_bytes = self.values[plan.graph.outputs[j]].as_ref().map_or(0, Placed::bytes);
-                let (a, b) = (ptr as usize, out as usize);
-                let overlap = bytes > 0 && out_bytes > 0 && a < b + out_bytes && b < a + bytes;
-                overlap && !(a == b && plan.in_place.contains(&(i, j)))
+            let (start, bytes) = (ptr as usize, dtype.bytes(shape.iter().product()).unwrap_or(0));
+            let clash = extents.iter().enumerate().any(|(j, &(out, out_bytes))| {
+                let overlap = bytes > 0 && out_bytes > 0 && start < out + out_bytes && out < start + bytes;
+                overlap && !(start == out && plan.in_place.contains(&(i, j)))
             });
             inputs.push(if clash { copy_of(ptr, bytes, &mut copies)? } else { ptr });
         }
