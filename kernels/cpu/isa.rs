@@ -209,18 +209,37 @@ pub fn fold(mut sums: [f32; PARTIALS]) -> f32 {
 #[inline(always)]
 pub fn dot<I: Isa>(a: &[f32], b: &[f32]) -> f32 {
     let n = a.len().min(b.len());
-    let (a, b) = (&a[..n], &b[..n]);
-    let mut sums = [0f32; PARTIALS];
-    let (a_whole, a_rest) = a.as_chunks::<PARTIALS>();
-    let (b_whole, b_rest) = b.as_chunks::<PARTIALS>();
-    for (a, b) in a_whole.iter().zip(b_whole) {
-        for i in 0..PARTIALS {
-            sums[i] = I::fma(a[i], b[i], sums[i]);
+    // Four sums, so that the additions do not wait for each other.
+    let mut sums = [I::splat(0.0); 4];
+    let step = 4 * I::LANES;
+    let whole = n / step * step;
+    for i in (0..whole).step_by(step) {
+        for (r, sum) in sums.iter_mut().enumerate() {
+            // SAFETY: `i + step` is at most the shorter length.
+            let (a, b) =
+                unsafe { (I::load(a.as_ptr().add(i + r * I::LANES)), I::load(b.as_ptr().add(i + r * I::LANES))) };
+            *sum = I::mul_add(a, b, *sum);
         }
     }
     let mut rest = 0f32;
-    for (a, b) in a_rest.iter().zip(b_rest) {
+    for (a, b) in a[whole..n].iter().zip(&b[whole..n]) {
         rest = I::fma(*a, *b, rest);
     }
-    fold(sums) + rest
+    add_lanes::<I>(I::add(I::add(sums[0], sums[1]), I::add(sums[2], sums[3]))) + rest
+}
+
+/// The sum of a vector's lanes, pairwise.
+#[inline(always)]
+fn add_lanes<I: Isa>(v: I::V) -> f32 {
+    let mut lanes = [0f32; 16];
+    // SAFETY: no vector here has more than 16 lanes.
+    unsafe { I::store(lanes.as_mut_ptr(), v) };
+    let mut n = I::LANES;
+    while n > 1 {
+        n /= 2;
+        for i in 0..n {
+            lanes[i] += lanes[i + n];
+        }
+    }
+    lanes[0]
 }
