@@ -37,6 +37,8 @@ def case(rng, *, B=2, S=4, L=6, H=4, Hk=2, D=8, Dv=None, dtype=F32, layout="4d",
         q, k, v, attn_mask, past_key, past_value, lengths, q_heads=H, kv_heads=Hk, causal=causal, scale=scale,
         softcap=softcap, mode=mode or 0, window=window or (-1, -1),
     )
+    # onnx's shape inference writes 0 for a hidden size or key count that it cannot see.
+    how.setdefault("dynamic", layout == "4d" and mode is None)
     with_cache = past is not None if present is None else present
     outputs = [y] + ([keys, values] if with_cache else [None, None]) + ([qk] if mode is not None else [])
     # ORT infers an extent of 0 for some outputs of symbolic inputs, and then refuses to bind anything else.

