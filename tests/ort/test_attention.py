@@ -150,14 +150,16 @@ def test_every_tier(rng, tier, D):
 
 
 @pytest.mark.parametrize(
-    "slot, shape", [(1, (2, 2, 6, 9)), (1, (2, 3, 6, 8)), (2, (2, 2, 5, 8)), (2, (1, 2, 6, 8)), (3, (3, 6)), (3, (4, 7))],
+    "slot, shape, word",
+    [(1, (2, 2, 6, 9), "K"), (1, (2, 3, 6, 8), "K"), (2, (2, 2, 5, 8), "V"), (2, (1, 2, 6, 8), "V"),
+     (3, (3, 6), "attn_mask"), (3, (4, 7), "attn_mask")],
     ids=str,
 )
-def test_wrong_shapes(rng, slot, shape):
+def test_wrong_shapes(rng, slot, shape, word):
     inputs = [normal(rng, s) for s in ((2, 4, 4, 8), (2, 2, 6, 8), (2, 2, 6, 8), (4, 6))]
     inputs[slot] = normal(rng, shape)
     model = harness.build_node("Attention", inputs, opset=24)
-    harness.check_hostile(model, f"input {slot}")
+    harness.check_hostile(model, word)
 
 
 @pytest.mark.parametrize("lengths", [(7, 6), (-1, 6)], ids=str)

@@ -61,7 +61,7 @@ def assert_greedy_by_ort_cpu(fixture, prompts, tokens) -> None:
     ids = np.asarray(prompts)
     for number in range(tokens.shape[1]):
         logits = decoder.step(ids)["logits"][:, -1].astype(np.float64)
-        relative = 4 * models.LEVEL_4_L2 if fixture.level_4 else fixture.relative(harness.F32)
+        relative = 4 * models.LEVEL_4_L2 if fixture.level_4 else fixture.relative
         chosen = np.take_along_axis(logits, tokens[:, number : number + 1], -1)[:, 0]
         short = logits.max(-1) - chosen
         assert (short <= 2 * relative * np.abs(logits).max(-1)).all(), f"token {number}: short of the best by {short}"

@@ -295,7 +295,7 @@ def test_quantised_cache_is_declined(rng):
         dict(attrs, k_quant_type="PER_TENSOR", v_quant_type="PER_TENSOR", kv_cache_bit_width=8), outputs=3,
         out_types={1: np.dtype(np.int8), 2: np.dtype(np.int8)}, domain=MS,
     )
-    harness.check_declined(model, "GroupQueryAttention", "quant")
+    harness.check_declined(model, "GroupQueryAttention", "past_key")
 
 
 def resident_rows(total, capacity, window):
