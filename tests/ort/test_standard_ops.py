@@ -125,9 +125,9 @@ def erf(x):
 def test_unary(rng, op, shape, dtype):
     x = normal(rng, shape, dtype, 2.0)
     if op == "Sqrt":
-        x = np.abs(x)
+        x = np.asarray(np.abs(x))
     expected = erf(f64(x)) if op == "Erf" else UNARY[op](f64(x))
-    run(op, [x], [expected])
+    run(op, [x], [expected], opset=22)  # the first whose Softplus has bf16
 
 
 @pytest.mark.parametrize("op", ["Exp", "Sigmoid", "Tanh", "Softplus", "Erf"])
