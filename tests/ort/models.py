@@ -72,6 +72,7 @@ class Fixture:
         """Whether the graph asks for int8 activations."""
         return "int4-cpu" in self.name
 
+    @property
     def half(self) -> bool:
         """Whether the graph computes in f16."""
         return self.name.endswith("f16") or "-cuda" in self.name
@@ -185,20 +186,34 @@ class Decoder:
         return {n: v[:, :, : self.total] if n in kv else v for n, v in results.items()}
 
 
-def assert_step(fixture: Fixture, got: dict, expected: dict, what: str, l2: float | None = None) -> None:
-    """Compares one step's outputs; l2 = allowed relative L2 of the median token where activations are int8."""
+def assert_step(fixture: Fixture, got: dict, expected: dict, what: str, random: bool = False) -> None:
+    """Compares one step's outputs with ORT CPU's. random: prompts that differ per run, see assert_rows."""
     assert set(got) == set(expected)
     for name, reference in expected.items():
         value, where = got[name], f"{fixture.name}, {what}, {name}"
         assert value.shape == reference.shape, f"{where}: shape {value.shape}, expected {reference.shape}"
         if fixture.level_4:
-            bound = l2 or 2 * LEVEL_4_L2
-            a, b = harness.as_float64(value), harness.as_float64(reference)
-            error = np.linalg.norm(a - b, axis=-1) / np.maximum(np.linalg.norm(b, axis=-1), 1e-12)
-            assert np.median(error) <= bound, f"{where}: median relative L2 {np.median(error):.2e}, allowed {bound:.2e}"
-            assert np.isfinite(a).all(), f"{where}: not finite"
+            assert_rows(value, reference, 2 * LEVEL_4_L2, where)
+        elif random:
+            assert_rows(value, reference, fixture.relative, where, worst=0.7 if fixture.half else 1e-3)
         else:
             assert_exact(fixture, name, value, reference, 2, where)
+
+
+def assert_rows(value, reference, median: float, where: str, worst: float = 0.7) -> None:
+    """Relative L2 of each row (a token's logits, a head's state): the median row's, and no row that is another.
+
+    These random-weight decoders amplify rounding in a few tokens: over random prompts ORT CPU's own f16 logits are off by
+    1e-3 in the median row and up to 5e-2 in the worst, its int8 ones by 1.4e-2 and 0.27 (measured against f32). Rows of
+    unrelated values are off by 1.4.
+    """
+    a, b = harness.as_float64(value), harness.as_float64(reference)
+    assert np.isfinite(a).all(), f"{where}: not finite"
+    if not a.size:
+        return
+    error = np.linalg.norm(a - b, axis=-1) / np.maximum(np.linalg.norm(b, axis=-1), 1e-2 * np.abs(b).max() + 1e-12)
+    assert np.median(error) <= median, f"{where}: median relative L2 {np.median(error):.2e}, allowed {median:.2e}"
+    assert error.max() <= worst, f"{where}: relative L2 of a row {error.max():.2e}"
 
 
 def assert_exact(fixture: Fixture, name: str, value, reference, times: int, where: str) -> None:

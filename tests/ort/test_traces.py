@@ -125,7 +125,7 @@ def test_batches(fixture, rng, batch, shared):
     for number in range(4):
         expected = theirs.trimmed(theirs.step(ids))
         got = ours.trimmed(ours.step(ids, shared=shared))
-        assert_step(fixture, got, expected, f"batch {batch}, step {number}")
+        assert_step(fixture, got, expected, f"batch {batch}, step {number}", random=True)
         ids = expected["logits"][:, -1].argmax(-1)[:, None]
 
 
@@ -190,5 +190,5 @@ def test_long_prompt(fixture, rng):
     ids = rng.integers(3, 480, (1, 200))
     for number in range(3):
         expected = theirs.step(ids)
-        assert_step(fixture, ours.step(ids), expected, f"200 tokens, step {number}")
+        assert_step(fixture, ours.step(ids), expected, f"200 tokens, step {number}", random=True)
         ids = expected["logits"][:, -1].argmax(-1)[:, None]
