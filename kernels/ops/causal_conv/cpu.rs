@@ -19,7 +19,7 @@ pub struct CausalConv {
     pub dilation: usize,
     /// [C, K], or [K, C] with channels_last; `None` when it comes with each Run.
     pub weight: Option<Arc<Vec<f32>>>,
-    /// [C]; `None` when absent or when it comes with each Run.
+    /// `[C]`; `None` when absent or when it comes with each Run.
     pub bias: Option<Arc<Vec<f32>>>,
 }
 

@@ -2,9 +2,9 @@
 //! <https://github.com/microsoft/onnxruntime/blob/main/docs/ContribOperators.md#com.microsoft.CausalConvWithState>.
 //!
 //! B batch, C channels, T new positions, K taps, L = (K - 1) dilation. input and output [B, C, T] (or
-//! [B, T, C...] with channels_last), weight [C, 1, K], bias [C], states [B, C, L] (or [B, L, C...]).
+//! [B, T, C...] with channels_last), weight [C, 1, K], bias `[C]`, states [B, C, L] (or [B, L, C...]).
 //! With X the past state followed by the input:
-//! output[t] = activation(bias + sum_j weight[j] X[t + j dilation]), present state = X's last L positions.
+//! `output[t]` = activation(bias + sum_j `weight[j]` X[t + j dilation]), present state = X's last L positions.
 
 mod cpu;
 #[cfg(test)]

@@ -1,7 +1,7 @@
 //! com.microsoft GatedDeltaNet 1:
 //! <https://github.com/microsoft/onnxruntime/blob/main/docs/ContribOperators.md#com.microsoft.GatedDeltaNet>.
 //!
-//! LinearAttention's recurrence with its gates and norms fused. Tokens are one axis [N], perhaps of ragged
+//! LinearAttention's recurrence with its gates and norms fused. Tokens are one axis `[N]`, perhaps of ragged
 //! sequences, or two [B, S]. Hq query and key heads, Hv value heads, D key size, E value size: query and key
 //! [tokens, Hq, D], value [tokens, Hv, E] (or all three packed in query), decay [tokens, Hv] or
 //! [tokens, Hv, D], beta [tokens, Hv]; states [B, Hv, E, D] in f32; output [tokens, Hv, E].
@@ -110,7 +110,7 @@ fn check_presence(cx: &NodeCx) -> Result<(), Decline> {
 
 /// What the shapes say, as far as they are known.
 struct Sizes {
-    /// [N] or [B, S]
+    /// `[N]` or [B, S]
     lead: Vec<Dim>,
     batch: Dim,
     q_heads: Dim,

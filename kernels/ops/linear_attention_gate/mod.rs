@@ -1,7 +1,7 @@
 //! com.microsoft LinearAttentionGate 1:
 //! <https://github.com/microsoft/onnxruntime/blob/main/docs/ContribOperators.md#com.microsoft.LinearAttentionGate>.
 //!
-//! H heads. a and b [..., H], dt_bias and decay_scale [H] in f32:
+//! H heads. a and b [..., H], dt_bias and decay_scale `[H]` in f32:
 //! decay = decay_scale softplus(a + dt_bias), beta = sigmoid(b).
 
 #[cfg(test)]

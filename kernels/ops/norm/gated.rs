@@ -1,7 +1,7 @@
 //! com.microsoft GatedRMSNorm 1:
 //! <https://github.com/microsoft/onnxruntime/blob/main/docs/ContribOperators.md#com.microsoft.GatedRMSNorm>.
 //!
-//! X, gate and Y [..., H C], scale [C]; the mean of squares is over each group of C.
+//! X, gate and Y [..., H C], scale `[C]`; the mean of squares is over each group of C.
 
 use super::rows::{Activation, Call, Norm};
 use crate::build::BuildCx;

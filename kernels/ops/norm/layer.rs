@@ -127,7 +127,7 @@ fn expanded_elements(dtype: DType, vector: &[usize], shape: &[usize], n: usize) 
     }
 }
 
-/// `vector` as [n], or broadcast to X's shape.
+/// `vector` as `[n]`, or broadcast to X's shape.
 fn expanded<'a>(par: Par<'_>, vector: Tensor<'a>, shape: &[usize], n: usize, carver: &mut Carver<'a>) -> &'a [f32] {
     if is_row(vector.shape(), shape, n) {
         return widened(par, vector, carver);

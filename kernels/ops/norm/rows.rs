@@ -32,13 +32,13 @@ pub struct Call<'a> {
     pub x: Floats<'a>,
     /// [some rows, n], repeated.
     pub skip: Option<Floats<'a>>,
-    /// [n]
+    /// `[n]`
     pub skip_bias: Option<&'a [f32]>,
     /// [rows, n], takes x + skip + skip_bias.
     pub sum: Option<FloatsMut<'a>>,
-    /// [n] or [rows, n]; `None`: 1.
+    /// `[n]` or [rows, n]; `None`: 1.
     pub scale: Option<&'a [f32]>,
-    /// [n] or [rows, n]; `None`: 0.
+    /// `[n]` or [rows, n]; `None`: 0.
     pub bias: Option<&'a [f32]>,
     /// [rows, n], and its activation.
     pub gate: Option<(Floats<'a>, Activation)>,

@@ -2,7 +2,7 @@
 //! <https://github.com/microsoft/onnxruntime/blob/main/docs/ContribOperators.md#com.microsoft.SkipLayerNormalization>.
 //!
 //! B batch, S tokens, C hidden size. input [B, S, C] or [N, C]; skip like input, [1, S, C] or [S, C];
-//! gamma, beta and bias [C]. Output 0 is the norm of input + skip + bias, output 3 that sum, outputs 1 and 2
+//! gamma, beta and bias `[C]`. Output 0 is the norm of input + skip + bias, output 3 that sum, outputs 1 and 2
 //! each row's mean and 1 / deviation in f32.
 
 use super::layer::shared;
@@ -27,7 +27,7 @@ fn simplified(cx: &NodeCx) -> bool {
     cx.node().op_type == "SkipSimplifiedLayerNormalization"
 }
 
-/// The [C] inputs by slot: gamma, beta (layer norm only), bias.
+/// The `C`-element inputs by slot: gamma, beta (layer norm only), bias.
 fn vectors(cx: &NodeCx) -> &'static [(usize, &'static str)] {
     if simplified(cx) { &[(2, "gamma"), (3, "bias")] } else { &[(2, "gamma"), (3, "beta"), (4, "bias")] }
 }
