@@ -72,7 +72,7 @@ def find_library(config) -> str:
             "(cargo build --release -p ep-cpu) or name it with --ep-library",
             pytrace=False,
         )
-    return str(path)
+    return str(path.resolve())  # ORT looks for a relative path beside itself
 
 
 @pytest.fixture(scope="session")
