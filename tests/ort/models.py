@@ -192,7 +192,9 @@ def assert_step(fixture: Fixture, got: dict, expected: dict, what: str, random: 
     for name, reference in expected.items():
         value, where = got[name], f"{fixture.name}, {what}, {name}"
         assert value.shape == reference.shape, f"{where}: shape {value.shape}, expected {reference.shape}"
-        if fixture.level_4:
+        if name != "logits" and (fixture.level_4 or random):
+            assert_whole(value, reference, 0.3 if fixture.level_4 else 0.1 if fixture.half else 1e-3, where)
+        elif fixture.level_4:
             assert_rows(value, reference, 2 * LEVEL_4_L2, where)
         elif random:
             assert_rows(value, reference, fixture.relative, where, worst=0.7 if fixture.half else 1e-3)
@@ -201,7 +203,7 @@ def assert_step(fixture: Fixture, got: dict, expected: dict, what: str, random: 
 
 
 def assert_rows(value, reference, median: float, where: str, worst: float = 0.7) -> None:
-    """Relative L2 of each row (a token's logits, a head's state): the median row's, and no row that is another.
+    """Relative L2 of each token's logits: the median token's, and no token that is another.
 
     These random-weight decoders amplify rounding in a few tokens: over random prompts ORT CPU's own f16 logits are off by
     1e-3 in the median row and up to 5e-2 in the worst, its int8 ones by 1.4e-2 and 0.27 (measured against f32). Rows of
@@ -211,7 +213,7 @@ def assert_rows(value, reference, median: float, where: str, worst: float = 0.7)
     assert np.isfinite(a).all(), f"{where}: not finite"
     if not a.size:
         return
-    error = np.linalg.norm(a - b, axis=-1) / np.maximum(np.linalg.norm(b, axis=-1), 1e-2 * np.abs(b).max() + 1e-12)
+    error = np.linalg.norm(a - b, axis=-1) / np.maximum(np.linalg.norm(b, axis=-1), 1e-12)
     assert np.median(error) <= median, f"{where}: median relative L2 {np.median(error):.2e}, allowed {median:.2e}"
     assert error.max() <= worst, f"{where}: relative L2 of a row {error.max():.2e}"
 
@@ -227,3 +229,11 @@ def assert_exact(fixture: Fixture, name: str, value, reference, times: int, wher
         a, b = harness.as_float64(value), harness.as_float64(reference)
         error = np.linalg.norm(a - b) / max(float(np.linalg.norm(b)), 1e-30)
         assert error <= times * F16_EXACT, f"{where}: relative L2 {error:.2e}, allowed {times * F16_EXACT:.2e}"
+
+
+def assert_whole(value, reference, bound: float, where: str) -> None:
+    """Relative L2 of a whole state: for ORT CPU against f32 up to 0.028 in f16 and 0.16 with int8 activations."""
+    a, b = harness.as_float64(value), harness.as_float64(reference)
+    assert np.isfinite(a).all(), f"{where}: not finite"
+    error = np.linalg.norm(a - b) / max(float(np.linalg.norm(b)), 1e-12)
+    assert error <= bound, f"{where}: relative L2 {error:.2e}, allowed {bound:.2e}"
