@@ -34,7 +34,8 @@ const NUMBERS: [DType; 8] =
 fn claim_matmul(cx: &NodeCx) -> Result<(), Decline> {
     cx.check_required(2)?;
     cx.check_dtype(A, "A", &NUMBERS)?;
-    cx.check_dtype(B, "B", &[cx.required(A)?.dtype])
+    cx.check_dtype(B, "B", &[cx.required(A)?.dtype])?;
+    cx.check_absent(C, "C", "the op has two inputs")
 }
 
 fn claim_fused(cx: &NodeCx) -> Result<(), Decline> {
@@ -44,7 +45,8 @@ fn claim_fused(cx: &NodeCx) -> Result<(), Decline> {
     cx.check_int("transA", 0, &[0, 1])?;
     cx.check_int("transB", 0, &[0, 1])?;
     cx.check_int("transBatchA", 0, &[0])?;
-    cx.check_int("transBatchB", 0, &[0])
+    cx.check_int("transBatchB", 0, &[0])?;
+    cx.check_absent(C, "C", "the op has two inputs")
 }
 
 fn claim_gemm(cx: &NodeCx) -> Result<(), Decline> {
