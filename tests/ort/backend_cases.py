@@ -23,6 +23,8 @@ MODULES = {
     "Not": "not_",
     "Or": "or_",
     "Range": "rangeop",
+    "ReduceLogSum": "reduce_log_sum",
+    "ReduceLogSumExp": "reduce_log_sum_exp",
 }
 
 # The standard ops that the EP must claim (specs of the exporters' graphs), each with at least one plain case. Constant
