@@ -97,7 +97,7 @@ asan:  ## The kernels' and the reader's tests under AddressSanitizer
 
 memcheck: $(STAMPS)/wheel  ## One process with many sessions under valgrind
 	command -v valgrind >/dev/null || { $(APT) valgrind; }
-	$(PY) tests/ort/memcheck.py
+	$(PY) tests/memcheck/memcheck.py
 
 $(STAMPS)/venv:
 	@if [ -z '$(PYTHON)' ]; then echo 'Python 3.11 or newer is needed' >&2; exit 1; fi
