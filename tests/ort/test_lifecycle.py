@@ -112,18 +112,22 @@ ORDERS = {
         for s in kept[1::2]:
             check(s)
     """,
-    "leave_while_a_thread_runs": """
+    # A thread still inside ORT when Python exits aborts the process with ORT's own CPU EP too: join it.
+    "leave_after_a_thread_ran": """
         register()
         s = session()
-        started = threading.Event()
+        started, stop = threading.Event(), threading.Event()
 
-        def forever():
-            while True:
+        def until_stopped():
+            while not stop.is_set():
                 check(s)
                 started.set()
 
-        threading.Thread(target=forever, daemon=True).start()
+        thread = threading.Thread(target=until_stopped)
+        thread.start()
         started.wait()
+        stop.set()
+        thread.join()
     """,
     "threads_open_and_close_sessions": """
         register()
