@@ -514,6 +514,9 @@ def failing_registration(callback: str):
     kind = "panic in GetSupportedDevices" if callback == "panic" else f"injected failure in {callback}"
     with raises("Fail", kind):
         register(f"device fail={callback}")
+    if callback == "CreateAllocator" and ort.__version__.startswith("1.24."):
+        # This ORT frees the failed registration's devices but goes on listing them: get_ep_devices reads freed memory.
+        return
     # Nothing is left behind that hurts.
     register("good")
     f = feeds()
