@@ -1,7 +1,8 @@
 """Whole ONNX graphs in float64: ai.onnx ops by onnx's ReferenceEvaluator, com.microsoft ops by this package.
 
 Every f32, f16 and bf16 initializer, constant, input and Cast target becomes float64 first, and accuracy_level is
-ignored: what comes out is the function that the weights define, without the rounding of any implementation.
+ignored: what comes out is the function that the weights define, without the rounding of any implementation. The same
+graph with `rounding` shows what the declared types cost.
 """
 
 import numpy as np
@@ -60,6 +61,8 @@ class MatMulNBits(OpRun):
     def _run(self, a, b, scales, zero_points=None, g_idx=None, bias=None, K=None, N=None, accuracy_level=None, bits=4,
              block_size=None):
         assert g_idx is None
+        if accuracy_level == 4:
+            a = quant.round_to_int8(a, block_size)
         return (quant.matmul_nbits(a, b, scales, zero_points, bias, bits=bits, block_size=block_size, N=N, K=K),)
 
 
@@ -170,7 +173,7 @@ def widen(tensor: TensorProto) -> None:
         tensor.CopyFrom(numpy_helper.from_array(values, tensor.name))
 
 
-def widened(model: onnx.ModelProto) -> onnx.ModelProto:
+def widened(model: onnx.ModelProto, keep_accuracy_level: bool) -> onnx.ModelProto:
     """The same graph in float64, without the functions that stand in for com.microsoft ops."""
     wide = onnx.ModelProto()
     wide.CopyFrom(model)
@@ -185,6 +188,8 @@ def widened(model: onnx.ModelProto) -> onnx.ModelProto:
             assert attribute.type != onnx.AttributeProto.GRAPH, f"{node.name}: subgraphs are not widened"
             if attribute.type == onnx.AttributeProto.TENSOR:
                 widen(attribute.t)
+            if attribute.name == "accuracy_level" and not keep_accuracy_level:
+                attribute.i = 0
             if node.op_type == "Cast" and attribute.name == "to" and attribute.i in NARROW:
                 attribute.i = TensorProto.DOUBLE
     return wide
@@ -211,14 +216,20 @@ def declared_types(model: onnx.ModelProto) -> dict[str, np.dtype]:
 
 
 class Float64Model:
-    """Runs a model in float64. rounded = True rounds every tensor to the type that the graph gives it: the error that
-    is left when each op is exact, and so a measure of what these types cost this graph on these inputs."""
+    """Runs a model in float64.
 
-    def __init__(self, model: onnx.ModelProto, *, rounded: bool = False):
+    rounding = a random generator: every tensor is rounded to the type that the graph gives it, products get the random
+    error of a sum in f32, and int8 activations are rounded where the graph asks for them. Each run is then a draw of
+    what a faithful implementation computes, and its distance from the exact run a measure of how much this graph
+    amplifies rounding on these inputs.
+    """
+
+    def __init__(self, model: onnx.ModelProto, *, rounding: np.random.Generator | None = None):
         self.outputs = [o.name for o in model.graph.output]
         self.inputs = {i.name for i in model.graph.input}
-        self.types = declared_types(model) if rounded else {}
-        wide = widened(model)
+        self.rounding = rounding
+        self.types = declared_types(model) if rounding else {}
+        wide = widened(model, keep_accuracy_level=rounding is not None)
         self.constants = {t.name: numpy_helper.to_array(t) for t in wide.graph.initializer}
         self.nodes = ReferenceEvaluator(wide, new_ops=OPS).rt_nodes_
 
@@ -230,11 +241,19 @@ class Float64Model:
             values[name] = value if value.dtype.kind in "iub" else value.astype(np.float64)
         for node in self.nodes:
             results = node.run(*(values[n] for n in node.input))
+            if self.rounding and node.onnx_node.op_type in ("MatMul", "MatMulNBits"):
+                results = (self.summed_in_f32(results[0], values[node.input[0]].shape[-1]),)
             for name, value in zip(node.output, results):
                 if name in self.types and value.dtype == np.float64:
                     value = value.astype(self.types[name]).astype(np.float64)
                 values[name] = value
-            values[""] = None
+            values[""] = None  # not what an unused output left there
         for name in self.outputs:
             assert values[name].dtype == np.float64, f"{name} was computed in {values[name].dtype}"
         return {n: values[n] for n in self.outputs}
+
+    def summed_in_f32(self, product: np.ndarray, K: int) -> np.ndarray:
+        """K terms of random sign, added one after the other: partial sum i is sqrt(i/K) of the result in the root mean
+        square and is rounded by 0.41 units of 2^-24 (uniform, over a binade), so the errors add up to 0.29 sqrt(K)."""
+        size = np.sqrt((product**2).mean(-1, keepdims=True))
+        return product + 0.29 * np.sqrt(K) * 2.0**-24 * size * self.rounding.standard_normal(product.shape)

@@ -44,6 +44,16 @@ def matmul_nbits(a, blocks, scales, zero_points=None, bias=None, *, bits=4, bloc
     return y if bias is None else y + f64(bias)
 
 
+def round_to_int8(a, block_size):
+    """Activations of accuracy_level 4: symmetric int8, one scale a block of K."""
+    a = f64(a)
+    blocks = np.pad(a, [(0, 0)] * (a.ndim - 1) + [(0, -a.shape[-1] % block_size)])
+    blocks = blocks.reshape(a.shape[:-1] + (-1, block_size))
+    scale = np.abs(blocks).max(-1, keepdims=True) / 127
+    rounded = np.rint(np.divide(blocks, scale, out=np.zeros_like(blocks), where=scale != 0)) * scale
+    return rounded.reshape(a.shape[:-1] + (-1,))[..., : a.shape[-1]]
+
+
 def gather_block_quantized(q, indices, scales, zero_points, *, default_zero, gather_axis, quantize_axis, block_size):
     """q, zero_points: UNPACKED integers. An index out of range gives zeros.
 
