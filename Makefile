@@ -91,7 +91,7 @@ fuzz: $(TOOLS)/cargo-fuzz $(STAMPS)/requirements  ## Coverage-guided fuzzing, a 
 
 asan:  ## The kernels' and the reader's tests under AddressSanitizer
 	for package in kernels abi; do
-	    RUSTC_BOOTSTRAP=1 RUSTFLAGS=-Zsanitizer=address cargo test --quiet --locked --lib -p $$package \
+	    RUSTC_BOOTSTRAP=1 RUSTFLAGS=-Zsanitizer=address cargo test --quiet --locked --lib --tests -p $$package \
 	        --target $$(rustc -vV | sed -n 's/^host: //p') --target-dir target/asan
 	done
 
