@@ -89,11 +89,13 @@ fuzz: $(TOOLS)/cargo-fuzz $(STAMPS)/requirements  ## Coverage-guided fuzzing, a 
 	        $(CACHE)/fuzz/$$target -- -max_total_time=$(FUZZ_SECONDS) -rss_limit_mb=4096 -timeout=20 -print_final_stats=1
 	done
 
-asan:  ## The kernels' and the reader's tests under AddressSanitizer
-	for package in kernels abi; do
-	    RUSTC_BOOTSTRAP=1 RUSTFLAGS=-Zsanitizer=address cargo test --quiet --locked --lib --tests -p $$package \
-	        --target $$(rustc -vV | sed -n 's/^host: //p') --target-dir target/asan
-	done
+asan:  ## The kernels', the plan's and the reader's tests under AddressSanitizer
+	sanitized() {
+	    RUSTC_BOOTSTRAP=1 RUSTFLAGS=-Zsanitizer=address cargo test --quiet --locked \
+	        --target $$(rustc -vV | sed -n 's/^host: //p') --target-dir target/asan "$$@"
+	}
+	sanitized -p kernels --lib --test plan
+	sanitized -p abi --lib
 
 memcheck: $(STAMPS)/wheel  ## One process with many sessions under valgrind
 	command -v valgrind >/dev/null || { $(APT) valgrind; }
