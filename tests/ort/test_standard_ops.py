@@ -308,6 +308,9 @@ MATMULS = [((3, 4), (4, 5)), ((2, 3, 4), (4, 5)), ((2, 3, 4), (2, 4, 5)), ((2, 1
 @pytest.mark.parametrize("shapes", MATMULS, ids=str)
 def test_matmul(rng, shapes, constant):
     a, b = normal(rng, shapes[0]), normal(rng, shapes[1])
+    if np.prod((f64(a) @ f64(b)).shape) == 1:
+        # A lone sum may cancel to nearly nothing, and its own size would be no scale for its rounding.
+        a, b = np.abs(a), np.abs(b)
     run("MatMul", [a, b], [f64(a) @ f64(b)], initializers=(1,) if constant else ())
 
 
