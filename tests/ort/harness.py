@@ -413,7 +413,8 @@ def check(
             assert ours[name].dtype == dtypes[name]
             assert_close(ours[name], value, bounds[name], f"{op} {name}, {how}: EP against float64")
             if theirs is not None:
-                both = Tolerance(bounds[name].relative + ort_bounds[name].relative)
+                own, oracle_bound = bounds[name], ort_bounds[name]
+                both = Tolerance(own.relative + oracle_bound.relative, own.absolute + oracle_bound.absolute)
                 other = np.where(np.isnan(value), np.nan, as_float64(theirs[name]))
                 assert_close(ours[name], other, both, f"{op} {name}, {how}: EP against ORT CPU")
 
