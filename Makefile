@@ -20,6 +20,8 @@ PACKAGES := abi kernels ep-cpu
 OLDER_ORTS := 1.24.4 1.28.0 1.30.0
 FUZZ_TARGETS := model_reader op_attributes
 FUZZ_SECONDS ?= 45
+# 0 draws a new one.
+FUZZ_SEED ?= 0
 # Only `make check` may need it.
 APT := apt-get update -qq && apt-get install -qq -y --no-install-recommends
 PYTEST_ARGS ?= -n 2 --dist worksteal
@@ -86,7 +88,7 @@ fuzz: $(TOOLS)/cargo-fuzz $(STAMPS)/requirements  ## Coverage-guided fuzzing, a 
 	    mkdir -p $(CACHE)/fuzz/$$target
 	    # Without a sanitizer cargo-fuzz runs on stable; AddressSanitizer has its own target.
 	    $(TOOLS)/cargo-fuzz run --fuzz-dir tests/fuzz --sanitizer none $$target \
-	        $(CACHE)/fuzz/$$target -- -max_total_time=$(FUZZ_SECONDS) -rss_limit_mb=4096 -timeout=20 -print_final_stats=1
+	        $(CACHE)/fuzz/$$target -- -max_total_time=$(FUZZ_SECONDS) -seed=$(FUZZ_SEED) -rss_limit_mb=4096 -timeout=20 -print_final_stats=1
 	done
 
 asan:  ## The kernels', the plan's and the reader's tests under AddressSanitizer
