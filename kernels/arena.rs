@@ -15,6 +15,9 @@ impl Arena {
     /// A range of `bytes`; the smallest free one that fits, else new space.
     pub fn take(&mut self, bytes: usize) -> usize {
         let len = Self::rounded(bytes);
+        if len == 0 {
+            return 0;
+        }
         let best = (0..self.free.len()).filter(|&i| self.free[i].1 >= len).min_by_key(|&i| self.free[i].1);
         if let Some(i) = best {
             let (offset, room) = self.free[i];
@@ -78,6 +81,18 @@ mod tests {
         arena.give(a, 100);
         assert_eq!((arena.take(128), b), (a, 128));
         assert_eq!(arena.bytes(), 192);
+    }
+
+    #[test]
+    fn an_empty_range_lies_in_no_other() {
+        let mut arena = Arena::default();
+        let a = arena.take(100);
+        let empty = arena.take(0);
+        arena.give(a, 100);
+        let b = arena.take(72);
+        assert!(empty <= b || b + 72 <= empty, "an empty range at {empty} lies within {b}+72");
+        arena.give(empty, 0);
+        assert_eq!((b, arena.bytes()), (0, 128));
     }
 
     proptest! {
