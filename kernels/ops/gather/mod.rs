@@ -54,17 +54,21 @@ fn infer_gather(cx: &NodeCx) -> Result<Vec<Fact>> {
     Ok(vec![Fact::new(data.dtype, dims.cloned().collect())])
 }
 
+/// Indices of an `...Elements` op have the data's rank and, but for `axis`, at most its dims.
+pub(crate) fn check_elements(cx: &NodeCx, shape: &[Dim], by: &[Dim], axis: usize) -> Result<()> {
+    let within = |(i, (d, b)): (usize, (&Dim, &Dim))| i == axis || d.known().zip(b.known()).is_none_or(|(d, b)| b <= d);
+    if shape.len() == by.len() && shape.iter().zip(by).enumerate().all(within) {
+        return Ok(());
+    }
+    let expected = format!("{shape:?} or less but for axis {axis}");
+    Err(cx.error("input 1 (indices)", format_args!("{by:?}"), expected))
+}
+
 fn infer_elements(cx: &NodeCx) -> Result<Vec<Fact>> {
     check_rank(cx)?;
     let (data, indices) = (cx.required(0)?, cx.required(1)?);
     if let (Some(shape), Some(by)) = (&data.shape, &indices.shape) {
-        let axis = axis(cx, shape, 0)?;
-        let within =
-            |(i, (d, b)): (usize, (&Dim, &Dim))| i == axis || d.known().zip(b.known()).is_none_or(|(d, b)| b <= d);
-        if shape.len() != by.len() || !shape.iter().zip(by).enumerate().all(within) {
-            let expected = format!("{shape:?} or less but for axis {axis}");
-            return Err(cx.error("input 1 (indices)", format_args!("{by:?}"), expected));
-        }
+        check_elements(cx, shape, by, axis(cx, shape, 0)?)?;
     }
     Ok(vec![indices.with_dtype(data.dtype)])
 }

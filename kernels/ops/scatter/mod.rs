@@ -12,7 +12,7 @@ use crate::fact::{self, Fact};
 use crate::kernel::{Kernel, RunCx};
 use crate::op::{Decline, NodeCx, OpDef};
 use crate::ops::elementwise::{check_rank, claim_rank};
-use crate::ops::gather::{Indices, NdPlan, axis, element};
+use crate::ops::gather::{Indices, NdPlan, axis, check_elements, element};
 use crate::{with_number, with_word};
 use abi::{DType, Dim, Result};
 
@@ -78,13 +78,7 @@ fn infer_elements(cx: &NodeCx) -> Result<Vec<Fact>> {
         check_shape(cx, "input 2 (updates)", updates, by)?;
     }
     if let (Some(shape), Some(by)) = (&data.shape, &indices.shape) {
-        let axis = axis(cx, shape, 0)?;
-        let within =
-            |(i, (d, b)): (usize, (&Dim, &Dim))| i == axis || d.known().zip(b.known()).is_none_or(|(d, b)| b <= d);
-        if shape.len() != by.len() || !shape.iter().zip(by).enumerate().all(within) {
-            let expected = format!("{shape:?} or less but for axis {axis}");
-            return Err(cx.error("input 1 (indices)", format_args!("{by:?}"), expected));
-        }
+        check_elements(cx, shape, by, axis(cx, shape, 0)?)?;
     }
     Ok(vec![data.with_dtype(data.dtype)])
 }
