@@ -211,6 +211,43 @@ def cpu_node_in_the_middle():
     assert r["input_host"] >= 5, r
 
 
+def memcpy_kernels_bring_values_to_the_device():
+    """With kernels of the EP's own, the Memcpy nodes copy: nothing arrives in host memory."""
+    register()
+    nodes = [("Abs", ["a"], ["e"], {}), ("Add", ["a", "b"], ["c"], {}), ("Mul", ["c", "e"], ["d"], {})]
+    s = session(model_of(nodes, ["a", "b"], ["d"]), {"memcpy": "1"}, fallback=True)
+    assert placement(s) == {EP: {"Add", "Mul"}, "CPUExecutionProvider": {"Abs"}}, placement(s)
+    reset()
+    f = feeds()
+    check(s.run(None, f)[0], (f["a"] + f["b"]) * np.abs(f["a"]))
+    r = report()
+    assert (r["run"], r["input_device"]) == (2, 4) and "input_host" not in r, r
+    # There and back: what the CPU node reads must be waited for, and its result must arrive before the buffer goes.
+    nodes = [("Add", ["a", "b"], ["c"], {}), ("Exp", ["c"], ["e"], {}), ("Mul", ["e", "c"], ["d"], {})]
+    s = session(model_of(nodes, ["a", "b"], ["d"]), {"memcpy": "1"}, fallback=True)
+    reset()
+    for i in range(20):
+        f = feeds(1 + i % 5)
+        c = f["a"] + f["b"]
+        check(s.run(None, f)[0], np.exp(c) * c)
+    r = report()
+    assert r["run"] == 40 and r["input_device"] == 80 and "input_host" not in r, r
+    assert r["live_blocks"] == 0, r
+
+
+def memcpy_kernels_outlive_the_registration():
+    register()
+    nodes = [("Add", ["a", "b"], ["c"], {}), ("Exp", ["c"], ["e"], {}), ("Mul", ["e", "c"], ["d"], {})]
+    sessions = [session(model_of(nodes, ["a", "b"], ["d"]), {"memcpy": "1"}, fallback=True) for _ in range(2)]
+    ort.unregister_execution_provider_library("device")
+    while sessions:
+        f = feeds()
+        c = f["a"] + f["b"]
+        check(sessions[-1].run(None, f)[0], np.exp(c) * c)
+        sessions.pop()
+        gc.collect()
+
+
 def bodies_of_control_flow_are_not_claimed():
     register()
     info = lambda name: helper.make_tensor_value_info(name, TensorProto.FLOAT, None)  # noqa: E731
@@ -438,6 +475,41 @@ def run_without_synchronisation():
     assert "flush" not in r and (r["run_end_async"], r["run_start_marked"]) == (1, 1), r
     s.run_with_iobinding(binding)  # the same stream, waited for
     check(target.numpy(), (f["a"] + f["b"]) * f["a"])
+
+
+def graphs_are_captured_replayed_and_released():
+    if MINOR < 27:
+        return  # 1.26 does not wait after a replay, older ones know no graphs
+    register()
+    s = session(chain(), {"graphs": "1"})
+    f = feeds()
+    a, b, d = on_device(f["a"]), on_device(f["b"]), empty_on_device([2, 3])
+    binding = s.io_binding()
+    binding.bind_ortvalue_input("a", a)
+    binding.bind_ortvalue_input("b", b)
+    binding.bind_ortvalue_output("d", d)
+
+    def run(graph, want):
+        reset()
+        options = ort.RunOptions()
+        options.add_run_config_entry("gpu_graph_id", str(graph))
+        s.run_with_iobinding(binding, options)
+        r = report()
+        seen = r.get("run", 0), r.get("replay", 0), r.get("sync", 0)
+        assert seen == want, (seen, want)
+        check(d.numpy(), (f["a"] + f["b"]) * f["a"])
+
+    for graph in (7, 8):
+        run(graph, (3, 0, 0))  # warm-up Runs inside one Run of the user
+        f["b"] = f["b"] * 2
+        b.update_inplace(f["b"])
+        run(graph, (0, 1, 1))
+    run(-1, (1, 0, 0))
+    if hasattr(s, "release_captured_graph"):
+        s.release_captured_graph(7)
+        assert report()["release_graph"] == 1
+        run(7, (3, 0, 0))
+    run(8, (0, 1, 1))
 
 
 # --------------------------------------------------------------------------------------------------------------- errors

@@ -9,7 +9,7 @@ use super::stream::{StreamSource, create_stream};
 use super::{Api, Context, Level, Logger, sys};
 use crate::error::{Error, Result};
 use crate::graph::{Graph, NodeId};
-use std::ffi::{CString, c_char, c_void};
+use std::ffi::{CString, c_char, c_int, c_void};
 use std::sync::{Arc, OnceLock};
 
 /// An execution provider of one session.
@@ -68,6 +68,41 @@ pub trait Ep: Send + Sync {
     /// # Errors
     /// Reach the caller.
     fn sync(&self) -> Result<()> {
+        Ok(())
+    }
+
+    /// Whether this EP copies values between its nodes and ORT's CPU nodes, by the factory's
+    /// [`super::DataTransfer`] on the Run's stream; asked once. Otherwise ORT's CPU EP "copies" them, and they arrive in
+    /// host memory.
+    fn memcpy_kernels(&self) -> bool {
+        false
+    }
+
+    /// Whether ORT should have Runs captured as graphs and replayed. All of the model's nodes must then be on this EP,
+    /// and ORT repeats a Run, up to 8 times, until [`Self::is_graph_captured`] says yes. ORT before 1.26 never asks.
+    fn graph_capture_enabled(&self) -> bool {
+        false
+    }
+
+    /// Whether there is a graph of this id, the Run option `gpu_graph_id`, 0 by default. ORT then calls
+    /// [`Self::replay_graph`] and [`Self::sync`] and nothing else, whatever the Run's inputs and outputs are.
+    fn is_graph_captured(&self, _id: i32) -> bool {
+        false
+    }
+
+    /// Does the Run of this id again.
+    ///
+    /// # Errors
+    /// Fail the Run.
+    fn replay_graph(&self, id: i32) -> Result<()> {
+        Err(Error::Internal(format!("there is no graph {id} to replay")))
+    }
+
+    /// Forgets the graph of this id, if there is one.
+    ///
+    /// # Errors
+    /// Reach the caller.
+    fn release_captured_graph(&self, _id: i32) -> Result<()> {
         Ok(())
     }
 
@@ -152,8 +187,14 @@ impl EpObject {
             OnRunEnd: Some(on_run_end),
             CreateAllocator: ep.allocators().map(|_| session_allocator as _),
             CreateSyncStreamForDevice: ep.streams().map(|_| session_stream as _),
+            GetKernelRegistry: ep.memcpy_kernels().then_some(get_kernel_registry as _),
             IsConcurrentRunSupported: Some(is_concurrent_run_supported),
             Sync: Some(sync),
+            IsGraphCaptureEnabled: Some(is_graph_capture_enabled),
+            IsGraphCaptured: Some(is_graph_captured),
+            ReplayGraph: Some(replay_graph),
+            GetGraphCaptureNodeAssignmentPolicy: Some(graph_capture_node_assignment_policy),
+            ReleaseCapturedGraph: Some(release_captured_graph),
             ..Default::default()
         };
         let name = factory.name().to_owned();
@@ -439,4 +480,47 @@ unsafe extern "system" fn sync(this: *mut sys::OrtEp) -> sys::OrtStatusPtr {
     // SAFETY: ORT's contract, see above.
     let object = unsafe { EpObject::get(this) };
     object.api.guard("Sync", || object.ep.sync())
+}
+
+unsafe extern "system" fn get_kernel_registry(
+    this: *mut sys::OrtEp,
+    registry: *mut *const sys::OrtKernelRegistry,
+) -> sys::OrtStatusPtr {
+    // SAFETY: ORT's contract, see above.
+    let object = unsafe { EpObject::get(this) };
+    object.api.guard("GetKernelRegistry", || {
+        let made = object.factory.memcpy()?;
+        // SAFETY: ORT's contract, see above.
+        unsafe { registry.write(made) };
+        Ok(())
+    })
+}
+
+unsafe extern "system" fn is_graph_capture_enabled(this: *const sys::OrtEp) -> bool {
+    // SAFETY: ORT's contract, see above.
+    let object = unsafe { EpObject::get(this) };
+    caught_or(false, || object.ep.graph_capture_enabled())
+}
+
+unsafe extern "system" fn is_graph_captured(this: *const sys::OrtEp, id: c_int) -> bool {
+    // SAFETY: ORT's contract, see above.
+    let object = unsafe { EpObject::get(this) };
+    caught_or(false, || object.ep.is_graph_captured(id))
+}
+
+unsafe extern "system" fn replay_graph(this: *mut sys::OrtEp, id: c_int) -> sys::OrtStatusPtr {
+    // SAFETY: ORT's contract, see above.
+    let object = unsafe { EpObject::get(this) };
+    object.api.guard("ReplayGraph", || object.ep.replay_graph(id))
+}
+
+unsafe extern "system" fn graph_capture_node_assignment_policy(_this: *const sys::OrtEp) -> c_int {
+    // Under the other policy a node on the CPU still fails the session.
+    sys::ALL_NODES_ON_EP
+}
+
+unsafe extern "system" fn release_captured_graph(this: *mut sys::OrtEp, id: c_int) -> sys::OrtStatusPtr {
+    // SAFETY: ORT's contract, see above.
+    let object = unsafe { EpObject::get(this) };
+    object.api.guard("ReleaseCapturedGraph", || object.ep.release_captured_graph(id))
 }

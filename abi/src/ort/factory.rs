@@ -2,13 +2,14 @@
 
 use super::device::{OwnedMemoryInfo, OwnedPairs};
 use super::ep::EpObject;
+use super::memcpy::MemcpyRegistry;
 use super::memory::{AllocatorSource, DataTransfer, create_allocator, create_data_transfer, release_allocator};
 use super::status::{c_string, caught, caught_or, ort, ort_ep, slice_from, string_from};
 use super::stream::{StreamSource, create_stream};
 use super::{Api, Ep, HardwareDevice, Logger, MemoryDevice, MemoryInfo, SessionOptions, sys};
 use crate::error::{Error, Result};
 use std::ffi::{CStr, CString, c_char};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 /// Makes an EP for each session. It may outlive its registration, since sessions do.
 pub trait Factory: Send + Sync {
@@ -132,6 +133,8 @@ pub(crate) struct FactoryState {
     factory: Box<dyn Factory>,
     /// ORT keeps pointers to these in its devices and allocators.
     memory_infos: Mutex<Vec<OwnedMemoryInfo>>,
+    /// Made when a session first asks; ORT keeps pointers to it.
+    memcpy: OnceLock<Result<MemcpyRegistry>>,
 }
 
 impl FactoryState {
@@ -145,6 +148,15 @@ impl FactoryState {
 
     pub(crate) fn logger(&self) -> Logger {
         self.logger
+    }
+
+    pub(crate) fn data_transfer(&self) -> Option<Arc<dyn DataTransfer>> {
+        self.factory.data_transfer()
+    }
+
+    /// The registry of the Memcpy kernels.
+    pub(crate) fn memcpy(self: &Arc<Self>) -> Result<*const sys::OrtKernelRegistry> {
+        self.memcpy.get_or_init(|| MemcpyRegistry::new(self)).as_ref().map(|made| made.raw()).map_err(Clone::clone)
     }
 
     /// Our own memory info of that place.
@@ -312,6 +324,7 @@ impl FactoryObject {
             logger,
             factory,
             memory_infos: Mutex::default(),
+            memcpy: OnceLock::new(),
         };
         Self { c, state: Arc::new(state) }
     }

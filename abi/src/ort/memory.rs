@@ -274,19 +274,19 @@ unsafe extern "system" fn copy_tensors(
         let mut copies = src.iter().zip(dst).enumerate().map(|(i, (&src, &dst))| {
             let stream = streams.get(i).copied().unwrap_or(std::ptr::null_mut());
             // SAFETY: the values and the stream live as long as the call.
-            unsafe { tensor_copy(object.api, src, dst, stream) }
+            unsafe { tensor_copy(object.api, src, dst, StreamRef::new(object.api, stream)) }
         });
         object.transfer.copy(&mut copies)
     })
 }
 
 /// # Safety
-/// `src` and `dst` are live values, `stream` null or a live stream.
-unsafe fn tensor_copy<'a>(
+/// `src` and `dst` are live values for `'a`.
+pub(super) unsafe fn tensor_copy<'a>(
     api: Api,
     src: *const sys::OrtValue,
     dst: *mut sys::OrtValue,
-    stream: *mut sys::OrtSyncStream,
+    stream: Option<StreamRef<'a>>,
 ) -> Result<TensorCopy<'a>> {
     let bytes = |value| {
         // SAFETY: the caller vouches for the value.
@@ -301,7 +301,7 @@ unsafe fn tensor_copy<'a>(
         return Err(Error::Internal(format!("a copy of {len} bytes into a tensor of {room}")));
     }
     let (mut from, mut to) = (std::ptr::null(), std::ptr::null_mut());
-    // SAFETY: the caller vouches for the values and the stream.
+    // SAFETY: the caller vouches for the values.
     unsafe {
         ort!(api, GetTensorData(src, &raw mut from))?;
         ort!(api, GetTensorMutableData(dst, &raw mut to))?;
@@ -311,7 +311,7 @@ unsafe fn tensor_copy<'a>(
             len,
             src_memory: memory_of(api, src),
             dst_memory: memory_of(api, dst),
-            stream: StreamRef::new(api, stream),
+            stream,
         })
     }
 }

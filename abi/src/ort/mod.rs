@@ -9,6 +9,7 @@ mod device;
 mod ep;
 mod factory;
 mod log;
+mod memcpy;
 mod memory;
 mod reader;
 mod session;

@@ -67,7 +67,9 @@ pub trait StreamSource: Send + Sync {
 #[derive(Clone, Copy)]
 pub struct StreamRef<'a> {
     api: Api,
+    /// Null where ORT tells no more than the handle.
     raw: *mut sys::OrtSyncStream,
+    handle: *mut c_void,
     call: PhantomData<&'a ()>,
 }
 
@@ -75,17 +77,28 @@ impl<'a> StreamRef<'a> {
     /// # Safety
     /// `raw` is null or a stream that is live for `'a`.
     pub(crate) unsafe fn new(api: Api, raw: *mut sys::OrtSyncStream) -> Option<Self> {
-        (!raw.is_null()).then_some(Self { api, raw, call: PhantomData })
+        (!raw.is_null()).then_some(Self { api, raw, handle: std::ptr::null_mut(), call: PhantomData })
+    }
+
+    /// The stream of a handle that is null or lives for `'a`.
+    pub(crate) fn of_handle(api: Api, handle: *mut c_void) -> Option<Self> {
+        (!handle.is_null()).then_some(Self { api, raw: std::ptr::null_mut(), handle, call: PhantomData })
     }
 
     /// The stream's handle.
     pub fn handle(&self) -> *mut c_void {
+        if self.raw.is_null() {
+            return self.handle;
+        }
         // SAFETY: the stream is live.
         unsafe { ((*self.api.ort()).SyncStream_GetHandle)(self.raw) }
     }
 
-    /// The stream itself, if it is a `T` of this library.
+    /// The stream itself, if it is a `T` of this library. `None` in a kernel, where ORT tells the handle alone.
     pub fn downcast<T: Stream>(&self) -> Option<&'a T> {
+        if self.raw.is_null() {
+            return None;
+        }
         // SAFETY: the stream is live. Only this library's streams have this library's `Release`.
         let stream: &'a dyn Any = unsafe {
             let object = ((*self.api.ep()).SyncStream_GetImpl)(self.raw);

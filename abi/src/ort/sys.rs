@@ -6,14 +6,17 @@
 
 pub use ort_sys::{
     OrtAllocator, OrtAllocatorType, OrtApi, OrtApiBase, OrtDeviceMemoryType, OrtEpDevice, OrtErrorCode, OrtGraph,
-    OrtHardwareDevice, OrtKernelContext, OrtKeyValuePairs, OrtLogger, OrtLoggingLevel, OrtMemoryInfo,
-    OrtMemoryInfoDeviceType, OrtNode, OrtOpAttr, OrtOpAttrType, OrtRunOptions, OrtSessionOptions, OrtStatus,
-    OrtStatusPtr, OrtSyncStream, OrtTensorTypeAndShapeInfo, OrtTypeInfo, OrtValue, OrtValueInfo,
+    OrtHardwareDevice, OrtKernelContext, OrtKernelInfo, OrtKeyValuePairs, OrtLogger, OrtLoggingLevel, OrtMemType,
+    OrtMemoryInfo, OrtMemoryInfoDeviceType, OrtNode, OrtOpAttr, OrtOpAttrType, OrtRunOptions, OrtSessionOptions,
+    OrtStatus, OrtStatusPtr, OrtSyncStream, OrtTensorTypeAndShapeInfo, OrtTypeInfo, OrtValue, OrtValueInfo,
 };
 use std::ffi::{c_char, c_int, c_void};
 
 /// What structs of ours say they were compiled against: the newest header this file follows.
 pub const COMPILED: u32 = 31;
+
+/// The `OrtGraphCaptureNodeAssignmentPolicy` that allows no node on ORT's CPU EP.
+pub const ALL_NODES_ON_EP: c_int = 0;
 
 macro_rules! opaque {
     ($($name:ident),*) => {$(
@@ -21,7 +24,16 @@ macro_rules! opaque {
         pub struct $name { _opaque: [u8; 0] }
     )*};
 }
-opaque!(OrtEpGraphSupportInfo, OrtMemoryDevice, OrtNodeComputeContext, OrtKernelRegistry, OrtEpProfilerImpl);
+opaque!(
+    OrtEpGraphSupportInfo,
+    OrtMemoryDevice,
+    OrtNodeComputeContext,
+    OrtKernelRegistry,
+    OrtKernelDefBuilder,
+    OrtKernelDef,
+    OrtDataType,
+    OrtEpProfilerImpl
+);
 
 /// A slot that this library neither fills nor calls.
 pub type Unused = Option<unsafe extern "system" fn()>;
@@ -164,6 +176,28 @@ callbacks! {
     } 4
 }
 
+/// A kernel of an EP's registry, made for one node.
+#[repr(C)]
+#[derive(Default, Clone, Copy)]
+pub struct OrtKernelImpl {
+    pub ort_version_supported: u32,
+    /// ORT's own; 0 at first.
+    pub flags: u32,
+    pub Compute: Option<unsafe extern "system" fn(*mut OrtKernelImpl, *mut OrtKernelContext) -> OrtStatusPtr>,
+    pub Release: Option<unsafe extern "system" fn(*mut OrtKernelImpl)>,
+    pub PrePackWeight: Unused,
+    pub SetSharedPrePackedWeight: Unused,
+}
+const _: () = {
+    assert!(std::mem::offset_of!(OrtKernelImpl, flags) == 4);
+    assert!(std::mem::offset_of!(OrtKernelImpl, Compute) == 8);
+    assert!(size_of::<OrtKernelImpl>() == 40);
+};
+
+/// Makes a kernel for a node; the first argument is the state given to `KernelRegistry_AddKernel`.
+pub type OrtKernelCreateFunc =
+    unsafe extern "system" fn(*mut c_void, *const OrtKernelInfo, *mut *mut OrtKernelImpl) -> OrtStatusPtr;
+
 /// How a claimed group is fused.
 #[repr(C)]
 #[derive(Clone, Copy)]
@@ -207,6 +241,51 @@ pub struct OrtEpApi {
     pub MemoryDevice_GetVendorId: unsafe extern "system" fn(*const OrtMemoryDevice) -> u32,
     pub MemoryDevice_GetDeviceId: unsafe extern "system" fn(*const OrtMemoryDevice) -> u32,
     pub SyncStream_GetImpl: unsafe extern "system" fn(*const OrtSyncStream) -> *const OrtSyncStreamImpl,
+    pub SyncStream_GetSyncId: Unused,
+    pub GetSyncIdForLastWaitOnSyncStream: Unused,
+    pub CreateHardwareDevice: Unused,
+    pub ReleaseHardwareDevice: Unused,
+    pub CreateKernelRegistry: unsafe extern "system" fn(*mut *mut OrtKernelRegistry) -> OrtStatusPtr,
+    pub ReleaseKernelRegistry: unsafe extern "system" fn(*mut OrtKernelRegistry),
+    pub KernelRegistry_AddKernel: unsafe extern "system" fn(
+        *mut OrtKernelRegistry,
+        *const OrtKernelDef,
+        OrtKernelCreateFunc,
+        *mut c_void,
+    ) -> OrtStatusPtr,
+    pub CreateKernelDefBuilder: unsafe extern "system" fn(*mut *mut OrtKernelDefBuilder) -> OrtStatusPtr,
+    pub ReleaseKernelDefBuilder: unsafe extern "system" fn(*mut OrtKernelDefBuilder),
+    pub KernelDefBuilder_SetOperatorType:
+        unsafe extern "system" fn(*mut OrtKernelDefBuilder, *const c_char) -> OrtStatusPtr,
+    pub KernelDefBuilder_SetDomain: unsafe extern "system" fn(*mut OrtKernelDefBuilder, *const c_char) -> OrtStatusPtr,
+    /// Both ends are included.
+    pub KernelDefBuilder_SetSinceVersion:
+        unsafe extern "system" fn(*mut OrtKernelDefBuilder, c_int, c_int) -> OrtStatusPtr,
+    pub KernelDefBuilder_SetExecutionProvider:
+        unsafe extern "system" fn(*mut OrtKernelDefBuilder, *const c_char) -> OrtStatusPtr,
+    pub KernelDefBuilder_SetInputMemType:
+        unsafe extern "system" fn(*mut OrtKernelDefBuilder, usize, OrtMemType) -> OrtStatusPtr,
+    pub KernelDefBuilder_SetOutputMemType:
+        unsafe extern "system" fn(*mut OrtKernelDefBuilder, usize, OrtMemType) -> OrtStatusPtr,
+    pub KernelDefBuilder_AddTypeConstraint: unsafe extern "system" fn(
+        *mut OrtKernelDefBuilder,
+        *const c_char,
+        *const *const OrtDataType,
+        usize,
+    ) -> OrtStatusPtr,
+    pub KernelDefBuilder_AddInputOutputAliases: Unused,
+    pub KernelDefBuilder_AddInputOutputMutableAliases: Unused,
+    pub KernelDefBuilder_Build:
+        unsafe extern "system" fn(*mut OrtKernelDefBuilder, *mut *mut OrtKernelDef) -> OrtStatusPtr,
+    pub ReleaseKernelDef: unsafe extern "system" fn(*mut OrtKernelDef),
+    pub KernelDef_GetOperatorType: Unused,
+    pub KernelDef_GetDomain: Unused,
+    pub KernelDef_GetSinceVersion: Unused,
+    pub KernelDef_GetExecutionProvider: Unused,
+    pub KernelDef_GetInputMemType: Unused,
+    pub KernelDef_GetOutputMemType: Unused,
+    /// Takes an `ONNXTensorElementDataType`, which newer runtimes may extend.
+    pub GetTensorDataType: unsafe extern "system" fn(c_int, *mut *const OrtDataType) -> OrtStatusPtr,
 }
 
 /// `OrtEpApi`'s slots by number, as seen by running against 1.24 to 1.32.
@@ -225,5 +304,14 @@ slots!(
     Value_GetMemoryDevice = 7,
     MemoryDevice_GetDeviceId = 12,
     SyncStream_GetImpl = 13,
+    CreateHardwareDevice = 16,
+    CreateKernelRegistry = 18,
+    KernelRegistry_AddKernel = 20,
+    CreateKernelDefBuilder = 21,
+    KernelDefBuilder_SetInputMemType = 27,
+    KernelDefBuilder_SetOutputMemType = 28,
+    KernelDefBuilder_AddTypeConstraint = 29,
+    KernelDefBuilder_Build = 32,
+    GetTensorDataType = 40,
 );
 const _: () = assert!(size_of::<usize>() == 8, "shapes are passed as usize and as int64 alike");

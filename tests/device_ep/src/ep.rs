@@ -1,6 +1,7 @@
 //! Claim, compile and run.
 
 use crate::arena::arena;
+use crate::graphs::{Graphs, Work};
 use crate::memory::{Source, VENDOR, place};
 use crate::report::count;
 use crate::stream::{Streams, queue_of};
@@ -40,6 +41,8 @@ pub struct DeviceEp {
     /// Op to claim, or "both".
     ops: String,
     own: Option<(Source, Streams)>,
+    memcpy: bool,
+    graphs: Option<Arc<Graphs>>,
     /// Folder to write graphs to; empty for none.
     dump: String,
     dumped: AtomicUsize,
@@ -57,6 +60,8 @@ impl DeviceEp {
             fuse: options.bool("fuse"),
             ops: options.text("ops").into(),
             own: options.bool("own_memory").then_some((Source { fail: false }, Streams)),
+            memcpy: options.bool("memcpy"),
+            graphs: options.bool("graphs").then(Arc::default),
             dump: options.text("dump").into(),
             dumped: AtomicUsize::default(),
             compiled: AtomicUsize::default(),
@@ -136,7 +141,8 @@ impl Ep for DeviceEp {
         };
         let program =
             Program { steps: graph.nodes.iter().map(step).collect(), constants, outputs: graph.outputs.clone() };
-        Ok(Box::new(DeviceCompiled { inputs: graph.inputs, program: Arc::new(program), faults: self.faults.clone() }))
+        let (program, faults, graphs) = (Arc::new(program), self.faults.clone(), self.graphs.clone());
+        Ok(Box::new(DeviceCompiled { inputs: graph.inputs, program, faults, graphs }))
     }
 
     fn concurrent(&self) -> bool {
@@ -151,6 +157,31 @@ impl Ep for DeviceEp {
             }
             other => Err(Error::Internal(format!("unexpected dynamic options {other:?}"))),
         }
+    }
+
+    fn sync(&self) -> Result<()> {
+        self.graphs.as_ref().map_or(Ok(()), |graphs| graphs.sync())
+    }
+
+    fn memcpy_kernels(&self) -> bool {
+        self.memcpy
+    }
+
+    fn graph_capture_enabled(&self) -> bool {
+        self.graphs.is_some()
+    }
+
+    fn is_graph_captured(&self, id: i32) -> bool {
+        self.graphs.as_ref().is_some_and(|graphs| graphs.captured(id))
+    }
+
+    fn replay_graph(&self, id: i32) -> Result<()> {
+        self.graphs.as_ref().expect("ORT asks only where capture is enabled").replay(id)
+    }
+
+    fn release_captured_graph(&self, id: i32) -> Result<()> {
+        self.graphs.as_ref().expect("ORT asks only where capture is enabled").release(id);
+        Ok(())
     }
 
     fn allocators(&self) -> Option<&dyn AllocatorSource> {
@@ -169,6 +200,9 @@ impl Ep for DeviceEp {
 
     fn run_start(&self, options: &RunOptions<'_>) -> Result<()> {
         count("run_start");
+        if let Some(graphs) = &self.graphs {
+            graphs.begin(options);
+        }
         if options.get("device_ep.mark").is_some() {
             count("run_start_marked");
         }
@@ -259,6 +293,7 @@ struct DeviceCompiled {
     inputs: Vec<ValueId>,
     program: Arc<Program>,
     faults: Faults,
+    graphs: Option<Arc<Graphs>>,
 }
 
 impl Drop for DeviceCompiled {
@@ -302,18 +337,21 @@ impl Compiled for DeviceCompiled {
             targets.push((Address(output.data.addr()), memory.host_can_access()));
         }
         let program = self.program.clone();
-        let work = move || {
-            let fetch = |(id, shape, source): (ValueId, Vec<usize>, Place)| (id, (shape, source.read()));
-            let values = sources.into_iter().map(fetch).collect();
+        let work: Work = Arc::new(move || {
+            let fetch = |(id, shape, source): &(ValueId, Vec<usize>, Place)| (*id, (shape.clone(), source.read()));
+            let values = sources.iter().map(fetch).collect();
             let results = program.eval(values, false).expect("the shapes were checked");
             for ((address, on_host), (_, data)) in targets.iter().zip(results) {
                 write(address, *on_host, HostTensor::new(&[data.len()], &data).bytes());
             }
-        };
+        });
         match queue_of(context.stream_handle()) {
             Some(queue) => {
                 count("run_on_stream");
-                queue.push(work);
+                if let Some(graphs) = &self.graphs {
+                    graphs.record(&queue, &work);
+                }
+                queue.push(move || work());
             }
             None => work(),
         }
@@ -342,10 +380,10 @@ enum Place {
 }
 
 impl Place {
-    fn read(self) -> Vec<f32> {
+    fn read(&self) -> Vec<f32> {
         match self {
-            Self::Host(values) => values,
-            Self::Device(address, len) => floats(&arena().read(address.0 as *const u8, len)),
+            Self::Host(values) => values.clone(),
+            Self::Device(address, len) => floats(&arena().read(address.0 as *const u8, *len)),
         }
     }
 }

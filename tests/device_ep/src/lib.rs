@@ -7,6 +7,7 @@
 mod arena;
 mod dump;
 mod ep;
+mod graphs;
 mod memory;
 pub mod report;
 mod stream;
@@ -32,6 +33,8 @@ const OPTIONS: &[OptionDef] = &[
     OptionDef { name: "panic_at", kind: Kind::Choice(STAGES), default: "none", help: "Callback that panics." },
     OptionDef { name: "concurrent", kind: Kind::Bool, default: "1", help: "Whether Runs may overlap." },
     OptionDef { name: "ops", kind: Kind::Choice(&["both", "Add", "Mul"]), default: "both", help: "What is claimed." },
+    OptionDef { name: "memcpy", kind: Kind::Bool, default: "0", help: "Whether Memcpy nodes are the EP's." },
+    OptionDef { name: "graphs", kind: Kind::Bool, default: "0", help: "Whether ORT may capture and replay Runs." },
     OptionDef { name: "own_memory", kind: Kind::Bool, default: "0", help: "Allocators and streams of the session." },
     OptionDef { name: "fuse", kind: Kind::Bool, default: "1", help: "Whether neighbours are claimed as one group." },
 ];
