@@ -51,6 +51,28 @@ pub enum Error {
         /// ORT's own message.
         message: String,
     },
+    /// A call of the CUDA driver failed.
+    Cuda {
+        /// The driver function's name.
+        call: &'static str,
+        /// The driver's error code.
+        code: i32,
+        /// The code's name and the driver's own text, or why there is no driver to call.
+        message: String,
+    },
+    /// GPU memory could not be had.
+    DeviceMemory {
+        /// Bytes asked for.
+        asked: usize,
+        /// Bytes in use that count towards the limit.
+        used: usize,
+        /// Bytes still free on the device.
+        free: usize,
+        /// Bytes that may be in use: the device's memory, or less where an option says so.
+        limit: usize,
+        /// What they were for.
+        purpose: String,
+    },
     /// A broken invariant of this library: always a bug here, never the user's fault.
     Internal(String),
 }
@@ -67,6 +89,12 @@ impl fmt::Display for Error {
             }
             Self::Memory { asked, purpose } => write!(f, "could not allocate {asked} bytes for {purpose}"),
             Self::Ort { call, message } => write!(f, "ORT call {call} failed: {message}"),
+            Self::Cuda { call, message, .. } => write!(f, "CUDA call {call} failed: {message}"),
+            Self::DeviceMemory { asked, used, free, limit, purpose } => write!(
+                f,
+                "could not allocate {asked} bytes of GPU memory for {purpose}: \
+                 {used} bytes of at most {limit} are in use, {free} are free on the device"
+            ),
             Self::Internal(what) => write!(f, "internal error, please report: {what}"),
         }
     }

@@ -1,8 +1,9 @@
 //! The C ABI of ONNX Runtime (ORT) as safe traits and plain data.
 //!
 //! The plain data ([`graph`], [`tensor`], [`error`], [`options`]) is what every other crate speaks; all
-//! FFI `unsafe` stays in [`ort`].
+//! FFI `unsafe` stays in [`ort`] and [`cuda`].
 
+pub mod cuda;
 pub mod error;
 pub mod file;
 pub mod graph;
