@@ -4,7 +4,7 @@ use crate::eval;
 use crate::fact::{self, Fact, Facts};
 use crate::op::{self, Decline, NodeCx, NodeLabel, OpDef};
 use crate::par::Par;
-use crate::settings::Settings;
+use crate::settings::{Settings, Target};
 use abi::{Graph, InitializerData, NodeId, ValueId};
 use std::sync::Arc;
 
@@ -22,9 +22,11 @@ pub fn claim(graph: &Graph, settings: &Settings) -> Claim {
     let mut facts = stated_facts(graph);
     let mut declined = Vec::new();
     let mut claimed = vec![false; graph.nodes.len()];
+    let mut from_shapes = OnlyFromShapes::of(graph);
     for (id, claimed) in claimed.iter_mut().enumerate() {
-        match claim_node(graph, id, &facts, settings) {
+        match claim_node(graph, id, &facts, settings, &from_shapes) {
             Ok(outputs) => {
+                from_shapes.record(&graph.nodes[id]);
                 *claimed = true;
                 record(graph, id, outputs, &mut facts);
             }
@@ -63,11 +65,48 @@ pub fn stated_facts(graph: &Graph) -> Facts {
     graph.values.iter().map(|value| fact(value).map(Arc::new)).collect()
 }
 
+/// Which values the shapes of the graph's inputs decide (and constants): those that the host knows before a Run.
+struct OnlyFromShapes(Vec<bool>);
+
+impl OnlyFromShapes {
+    fn of(graph: &Graph) -> Self {
+        Self(graph.values.iter().map(|v| v.initializer.is_some()).collect())
+    }
+
+    /// Takes in a claimed node.
+    fn record(&mut self, node: &abi::Node) {
+        let shape_only = op::find(node).is_ok_and(|def| def.shape_only);
+        let known = shape_only || node.inputs.iter().flatten().all(|&v| self.0[v]);
+        node.outputs.iter().flatten().for_each(|&v| self.0[v] = known);
+    }
+}
+
+/// What a CUDA device asks of a node besides its claim: a kernel, and shapes that no tensor's contents decide, since a
+/// captured graph cannot wait for them.
+fn claim_on_cuda(def: &OpDef, cx: &NodeCx<'_>, from_shapes: &OnlyFromShapes) -> Result<(), Decline> {
+    for &slot in def.host_inputs {
+        let value = cx.node().inputs.get(slot).copied().flatten();
+        if value.is_some_and(|v| !from_shapes.0[v]) {
+            return Err(cx.decline(
+                format_args!("input {slot}"),
+                "values that come from tensor data",
+                "values that the inputs' shapes decide: output shapes depend on them, and a captured CUDA graph cannot read them back",
+            ));
+        }
+    }
+    match def.cuda {
+        Some(cuda) => (cuda.claim)(cx),
+        None if def.view || def.shape_only => Ok(()),
+        None => Err(Decline(format!("{} has no CUDA kernel", cx.label()))),
+    }
+}
+
 fn claim_node(
     graph: &Graph,
     id: NodeId,
     facts: &[Option<Arc<Fact>>],
     settings: &Settings,
+    from_shapes: &OnlyFromShapes,
 ) -> Result<Vec<Fact>, Decline> {
     let cx = NodeCx::new(graph, id, facts);
     let node = cx.node();
@@ -78,6 +117,9 @@ fn claim_node(
         }
     }
     (def.claim)(&cx)?;
+    if settings.target == Target::Cuda {
+        claim_on_cuda(def, &cx, from_shapes)?;
+    }
     let outputs = infer_and_fold(def, &cx, settings)?;
     for (slot, fact) in outputs.iter().enumerate() {
         if let Some(stated) = cx.stated_output_dtype(slot).filter(|&d| d != fact.dtype) {

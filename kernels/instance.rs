@@ -1,6 +1,7 @@
 //! A plan for one set of input shapes: every shape known, every tensor placed.
 
 use crate::arena::Arena;
+use crate::cuda::Program;
 use crate::fact::{Fact, Facts};
 use crate::kernel::{RunCx, Shapes, Tensor, TensorMut};
 use crate::par::Par;
@@ -36,7 +37,7 @@ impl Key {
 
 /// Where a tensor's bytes are.
 #[derive(Clone, Copy, Debug)]
-enum Place {
+pub(crate) enum Place {
     Input(usize),
     Output(usize),
     Workspace(usize),
@@ -61,14 +62,18 @@ impl Placed {
 pub struct Instance {
     facts: Facts,
     values: Vec<Option<Placed>>,
-    /// Steps whose outputs the shape program did not compute already, with their scratch bytes.
-    steps: Vec<(usize, usize)>,
+    /// Steps whose outputs the shape program did not compute already, with their scratch bytes (CPU plans).
+    pub(crate) steps: Vec<(usize, usize)>,
     /// Values that the shape program computed.
-    host: Vec<HostTensor>,
+    pub(crate) host: Vec<HostTensor>,
+    /// Where a CUDA plan puts them in the workspace, those that kernels read.
+    pub(crate) host_slots: Vec<Option<usize>>,
     /// Graph outputs that no kernel writes directly.
-    copies: Vec<(usize, ValueId)>,
+    pub(crate) copies: Vec<(usize, ValueId)>,
     scratch_offset: usize,
     scratch_bytes: usize,
+    /// What a CUDA plan launches.
+    program: Option<Arc<Program>>,
 }
 
 impl Instance {
@@ -76,7 +81,9 @@ impl Instance {
     /// other shapes, is taken from there.
     pub fn new(plan: &Plan, io: &dyn Io, base: Option<&Self>) -> Result<Self> {
         let (facts, changed) = shape_program::infer(plan, io, base.map(|b| &b.facts))?;
-        if let Some(instance) = base.and_then(|b| b.adapted(plan, &facts, &changed)) {
+        if let Some(base) = base
+            && let Some(instance) = base.adapted(plan, &facts, &changed)?
+        {
             return Ok(instance);
         }
         let mut made = Self {
@@ -84,40 +91,89 @@ impl Instance {
             values: Vec::with_capacity(plan.graph.values.len()),
             steps: Vec::new(),
             host: Vec::new(),
+            host_slots: Vec::new(),
             copies: Vec::new(),
             scratch_offset: 0,
             scratch_bytes: 0,
+            program: None,
         };
         for (id, fact) in made.facts.iter().enumerate() {
             made.values.push(made_value(fact.as_deref(), plan.constants.contains_key(&id), id, &mut made.host));
         }
         made.place(plan);
+        match &plan.device {
+            None => made.size_scratch(plan, |_| true),
+            Some(side) => made.program = Some(Arc::new(Program::new(plan, side, &made, None)?)),
+        }
         Ok(made)
     }
 
     /// This instance with other facts; `None` when some tensor must then lie elsewhere.
-    fn adapted(&self, plan: &Plan, facts: &Facts, changed: &[bool]) -> Option<Self> {
+    fn adapted(&self, plan: &Plan, facts: &Facts, changed: &[bool]) -> Result<Option<Self>> {
+        let Some((values, host)) = self.adapted_places(plan, facts, changed) else { return Ok(None) };
+        let mut made = Self {
+            facts: facts.clone(),
+            values,
+            steps: self.steps.clone(),
+            host,
+            host_slots: self.host_slots.clone(),
+            copies: self.copies.clone(),
+            program: None,
+            ..*self
+        };
+        let touches = |at: usize| {
+            let step = &plan.steps[at];
+            step.inputs.iter().chain(&plan.graph.nodes[step.node].outputs).flatten().any(|&v| changed[v])
+        };
+        match (&plan.device, &self.program) {
+            (Some(side), Some(program)) => {
+                made.program = Some(Arc::new(Program::new(plan, side, &made, Some((program, &touches)))?));
+            }
+            _ => made.size_scratch(plan, touches),
+        }
+        Ok(Some(made))
+    }
+
+    fn adapted_places(
+        &self,
+        plan: &Plan,
+        facts: &Facts,
+        changed: &[bool],
+    ) -> Option<(Vec<Option<Placed>>, Vec<HostTensor>)> {
         let (mut values, mut host) = (self.values.clone(), self.host.clone());
         for value in (0..values.len()).filter(|&v| changed[v]) {
             let (fact, placed) = (facts[value].as_ref()?, values[value].as_mut()?);
             let before = placed.bytes();
             placed.shape = fact.known_shape()?.into();
             match (placed.place?, &fact.value) {
-                (Place::Host(i), Some(tensor)) => host[i] = tensor.clone(),
+                // On a device it has a place of its size.
+                (Place::Host(i), Some(tensor)) if plan.device.is_none() || placed.bytes() == before => {
+                    host[i] = tensor.clone();
+                }
                 (Place::Input(_) | Place::Output(_), None) => {}
                 (Place::Input(_), Some(_)) if plan.graph.inputs.contains(&value) => {}
                 (Place::Workspace(_), None) if placed.bytes() == before => {}
                 _ => return None,
             }
         }
-        let facts = facts.clone();
-        let mut made = Self { facts, values, steps: self.steps.clone(), host, copies: self.copies.clone(), ..*self };
-        let touches = |at: usize| {
-            let step = &plan.steps[at];
-            step.inputs.iter().chain(&plan.graph.nodes[step.node].outputs).flatten().any(|&v| changed[v])
-        };
-        made.size_scratch(plan, touches);
-        Some(made)
+        Some((values, host))
+    }
+
+    /// What a CUDA plan launches.
+    pub fn program(&self) -> Option<&Arc<Program>> {
+        self.program.as_ref()
+    }
+
+    /// Type and shape of graph output `j`.
+    pub fn output(&self, plan: &Plan, j: usize) -> Result<(DType, &[usize])> {
+        let placed = self.values[plan.graph.outputs[j]].as_ref();
+        let placed = placed.ok_or_else(|| Error::Internal(format!("graph output {j} was not inferred")))?;
+        Ok((placed.dtype, &placed.shape))
+    }
+
+    /// Where scratch begins in the workspace.
+    pub(crate) fn scratch_offset(&self) -> usize {
+        self.scratch_offset
     }
 
     /// Bytes of workspace that a Run needs.
@@ -151,7 +207,6 @@ impl Instance {
                 self.set(value, place);
             }
         }
-        self.size_scratch(plan, |_| true);
     }
 
     fn place_workspace(&mut self, plan: &Plan, roots: &[ValueId]) {
@@ -164,6 +219,9 @@ impl Instance {
         }
         self.copies.iter().for_each(|&(_, value)| last[roots[value]] = usize::MAX);
         let mut arena = Arena::default();
+        if plan.device.is_some() {
+            self.place_host_values(plan, &mut arena);
+        }
         let mut ends: Vec<Vec<(usize, usize)>> = vec![Vec::new(); self.steps.len()];
         for order in 0..self.steps.len() {
             let node = &plan.graph.nodes[plan.steps[self.steps[order].0].node];
@@ -183,6 +241,20 @@ impl Instance {
         self.scratch_offset = arena.bytes();
     }
 
+    /// Gives values that the host computed, and that kernels read, a place for the whole Run.
+    fn place_host_values(&mut self, plan: &Plan, arena: &mut Arena) {
+        self.host_slots = vec![None; self.host.len()];
+        for &(at, _) in &self.steps {
+            for &value in plan.steps[at].inputs.iter().flatten() {
+                if let Some(Place::Host(i)) = self.placed(value)
+                    && self.host_slots[i].is_none()
+                {
+                    self.host_slots[i] = Some(arena.take(self.host[i].bytes().len()));
+                }
+            }
+        }
+    }
+
     /// Asks the kernels of the steps that `which` holds for how much scratch they need.
     fn size_scratch(&mut self, plan: &Plan, which: impl Fn(usize) -> bool) {
         let mut steps = std::mem::take(&mut self.steps);
@@ -193,14 +265,22 @@ impl Instance {
                 let shape = |v: &Option<ValueId>| v.and_then(|v| self.values[v].as_ref()).map(|p| (p.dtype, &*p.shape));
                 let inputs: SmallVec<[_; 16]> = step.inputs.iter().map(shape).collect();
                 let outputs: SmallVec<[_; 8]> = plan.graph.nodes[step.node].outputs.iter().map(shape).collect();
-                *scratch = step.kernel.scratch_bytes(&Shapes { inputs: &inputs, outputs: &outputs });
+                let Some(host) = &step.host else { continue };
+                *scratch = host.kernel.scratch_bytes(&Shapes { inputs: &inputs, outputs: &outputs });
             }
             self.scratch_bytes = self.scratch_bytes.max(*scratch);
         }
         self.steps = steps;
     }
 
-    fn placed(&self, value: ValueId) -> Option<Place> {
+    /// A value's type, shape and place.
+    pub(crate) fn find(&self, value: ValueId) -> Option<(DType, &[usize], Place)> {
+        let placed = self.values[value].as_ref()?;
+        Some((placed.dtype, &placed.shape, placed.place?))
+    }
+
+    /// A value's place.
+    pub(crate) fn placed(&self, value: ValueId) -> Option<Place> {
         self.values[value].as_ref().and_then(|p| p.place)
     }
 
@@ -248,7 +328,8 @@ impl Instance {
                 .collect();
             // SAFETY: the scratch region lies behind every placed tensor, within the workspace.
             let scratch = unsafe { std::slice::from_raw_parts_mut(base.add(self.scratch_offset), scratch) };
-            step.kernel.run(&mut RunCx {
+            let missing = || Error::Internal(format!("{} has no CPU kernel", step.label));
+            step.host.as_ref().ok_or_else(missing)?.kernel.run(&mut RunCx {
                 inputs: &tensors,
                 outputs: &mut results,
                 scratch,

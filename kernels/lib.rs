@@ -4,6 +4,7 @@ pub mod arena;
 pub mod build;
 pub mod claim;
 pub mod cpu;
+pub mod cuda;
 pub mod eval;
 pub mod explain;
 pub mod fact;

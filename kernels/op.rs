@@ -4,6 +4,7 @@
 //! is claimed is what runs.
 
 use crate::build::BuildCx;
+use crate::cuda::{Device, DeviceKernel};
 use crate::fact::Fact;
 use crate::kernel::Kernel;
 use abi::{Attr, DType, Error, Graph, HostTensor, Node, NodeId, Result};
@@ -50,6 +51,20 @@ pub struct OpDef {
     pub view: bool,
     /// Pairs (input, output) that the caller may bind to one buffer, and the kernel then updates in place.
     pub in_place: &'static [(usize, usize)],
+    /// The op on CUDA devices; ops that move nothing (`view`, `shape_only`) need none.
+    pub cuda: Option<CudaOp>,
+}
+
+/// Makes an op's kernel for a CUDA device; packs and uploads weights.
+pub type CudaBuild = fn(&mut BuildCx, &Arc<Device>) -> Result<Box<dyn DeviceKernel>>;
+
+/// How an op runs on CUDA devices, besides what [`OpDef`] says of it.
+#[derive(Clone, Copy)]
+pub struct CudaOp {
+    /// Whether this node, which `OpDef::claim` accepts, has a CUDA kernel too.
+    pub claim: fn(&NodeCx) -> Result<(), Decline>,
+    /// Makes the kernel; packs and uploads weights.
+    pub build: CudaBuild,
 }
 
 impl OpDef {
@@ -73,7 +88,19 @@ impl OpDef {
             shape_only: false,
             view: false,
             in_place: &[],
+            cuda: None,
         }
+    }
+
+    /// Gives the op's kernel for CUDA devices, which takes every node that the op's claim takes.
+    pub const fn with_cuda(self, build: CudaBuild) -> Self {
+        self.with_cuda_claim(|_| Ok(()), build)
+    }
+
+    /// Gives the op's kernel for CUDA devices, and what of the op's nodes it takes.
+    pub const fn with_cuda_claim(mut self, claim: fn(&NodeCx) -> Result<(), Decline>, build: CudaBuild) -> Self {
+        self.cuda = Some(CudaOp { claim, build });
+        self
     }
 
     /// Names the input slots whose values decide output shapes.

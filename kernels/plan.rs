@@ -3,6 +3,7 @@
 
 use crate::build::{BuildCx, Constants};
 use crate::claim::stated_facts;
+use crate::cuda::{Device, DeviceKernel, DeviceSide, Program};
 use crate::eval;
 use crate::fact::{Fact, Facts};
 use crate::instance::{Instance, Key};
@@ -42,18 +43,44 @@ pub struct Plan {
     /// Per value: the value whose bytes it shows, through views.
     pub(crate) roots: Vec<ValueId>,
     pub(crate) width: usize,
+    /// What lies on the CUDA device, for plans that run there.
+    pub(crate) device: Option<DeviceSide>,
     instances: Mutex<Vec<(Key, Arc<Instance>)>>,
     workspaces: Mutex<Vec<AlignedBytes>>,
 }
 
-/// A node with its kernel.
+/// A node with its kernels.
 pub(crate) struct Step {
     pub node: NodeId,
     pub def: &'static OpDef,
-    pub kernel: Box<dyn Kernel>,
+    /// On the host: for every step of a CPU plan; of a CUDA plan, where shapes depend on the outputs.
+    pub host: Option<HostKernel>,
+    /// On the device of a CUDA plan; `None` where nothing moves.
+    pub device: Option<Box<dyn DeviceKernel>>,
     pub label: NodeLabel,
     /// Input values by slot, without those that were packed away.
     pub inputs: Vec<Option<ValueId>>,
+}
+
+/// A node's kernel on the host.
+pub(crate) struct HostKernel {
+    pub kernel: Box<dyn Kernel>,
+    /// As [`Step::inputs`].
+    pub inputs: Vec<Option<ValueId>>,
+}
+
+/// A CUDA plan for one set of shapes.
+pub struct Prepared {
+    instance: Arc<Instance>,
+    /// What to launch.
+    pub program: Arc<Program>,
+}
+
+impl Prepared {
+    /// Type and shape of graph output `j`.
+    pub fn output(&self, plan: &Plan, j: usize) -> Result<(DType, &[usize])> {
+        self.instance.output(plan, j)
+    }
 }
 
 /// Where a Run's inputs and outputs are.
@@ -65,21 +92,28 @@ pub trait Io {
 }
 
 impl Plan {
-    /// Compiles `graph`, every node of which was claimed. `cache` is the session's.
-    pub fn build(graph: Graph, settings: &Settings, cache: &PackCache) -> Result<Self> {
+    /// Compiles `graph`, every node of which was claimed. `cache` is the session's; `device` is where the plan runs, when
+    /// that is not the host.
+    pub fn build(graph: Graph, settings: &Settings, cache: &PackCache, device: Option<&Arc<Device>>) -> Result<Self> {
         let mut graph = if settings.fusion { crate::fuse::fuse(graph)? } else { graph };
         share_twins(&mut graph)?;
         let mut constants = Constants::default();
         let mut template = read_small_initializers(stated_facts(&graph), &graph, &mut constants)?;
-        let mut steps = Vec::new();
+        let mut left = Vec::new();
         for id in 0..graph.nodes.len() {
-            if !fold(&graph, id, &mut template, &mut constants, settings)? {
-                steps.push(build_step(&graph, id, &template, &mut constants, settings, cache)?);
+            if let Some(def) = fold(&graph, id, &mut template, &mut constants, settings)? {
+                left.push((id, def));
             }
         }
+        let (on_host, key_inputs) = host_cone(&graph, &left, &template);
+        let mut builder =
+            Builder { graph: &graph, facts: &template, settings, cache, device, constants: &mut constants };
+        let steps = left.iter().map(|&(id, def)| builder.step(id, def, &on_host)).collect::<Result<Vec<_>>>()?;
         cache.end_compile();
-        let (on_host, key_inputs) = host_cone(&graph, &steps, &template);
-        let raw = raw_constants(&graph, &steps, &mut constants)?;
+        let mut raw = raw_constants(&graph, &steps, &mut constants)?;
+        let device = device
+            .map(|device| DeviceSide::new(device.clone(), &steps, &mut raw, &graph.outputs, cache))
+            .transpose()?;
         let roots = roots(&graph, &steps);
         let in_place = in_place_pairs(&graph, &steps, &roots);
         forget_weights(&mut graph, &mut template, &steps);
@@ -93,6 +127,7 @@ impl Plan {
             in_place,
             roots,
             width: settings.chunks,
+            device,
             instances: Mutex::default(),
             workspaces: Mutex::default(),
         })
@@ -114,6 +149,25 @@ impl Plan {
             kept.push(workspace);
         }
         result
+    }
+
+    /// Names of the graph's inputs and outputs, for messages.
+    pub fn io_names(&self) -> (impl Iterator<Item = &str>, impl Iterator<Item = &str>) {
+        let name = |&v: &ValueId| self.graph.values[v].name.as_str();
+        (self.graph.inputs.iter().map(name), self.graph.outputs.iter().map(name))
+    }
+
+    /// The plan for the shapes of `io`: made once a set of shapes.
+    pub fn prepare(&self, io: &dyn Io) -> Result<Prepared> {
+        let instance = self.instance(Key::of(self, io)?, io)?;
+        let program = instance.program().cloned();
+        let program = program.ok_or_else(|| Error::Internal("a CPU plan has no program for a device".into()))?;
+        Ok(Prepared { instance, program })
+    }
+
+    /// Whether input `i` may have output `j`'s buffer: the plan then updates it in place.
+    pub fn may_share(&self, i: usize, j: usize) -> bool {
+        self.in_place.contains(&(i, j))
     }
 
     fn instance(&self, key: Key, io: &dyn Io) -> Result<Arc<Instance>> {
@@ -167,14 +221,14 @@ fn read_small_initializers(mut facts: Facts, graph: &Graph, constants: &mut Cons
     Ok(facts)
 }
 
-/// Infers the node's outputs; when all its inputs are constants, computes them and returns true.
+/// Infers the node's outputs; when all its inputs are constants, computes them, else returns the definition.
 fn fold(
     graph: &Graph,
     id: NodeId,
     facts: &mut [Option<Arc<Fact>>],
     constants: &mut Constants,
     settings: &Settings,
-) -> Result<bool> {
+) -> Result<Option<&'static OpDef>> {
     let def = op::find(&graph.nodes[id]).map_err(|d| Error::Internal(format!("an unclaimed node was fused: {d}")))?;
     let node = &graph.nodes[id];
     let inferred = (def.infer)(&NodeCx::new(graph, id, facts))?;
@@ -190,7 +244,7 @@ fn fold(
             facts[value] = Some(Arc::new(fact));
         }
     }
-    Ok(constant)
+    Ok((!constant).then_some(def))
 }
 
 /// A view of a constant is the constant's own bytes.
@@ -232,33 +286,68 @@ fn fold_values(
     Ok(())
 }
 
-fn build_step(
-    graph: &Graph,
-    id: NodeId,
-    facts: &[Option<Arc<Fact>>],
-    constants: &mut Constants,
-    settings: &Settings,
-    cache: &PackCache,
-) -> Result<Step> {
-    let node = &graph.nodes[id];
-    let def = op::find(node).map_err(|d| Error::Internal(format!("an unclaimed node was fused: {d}")))?;
-    let mut cx = BuildCx::new(NodeCx::new(graph, id, facts), settings, constants, cache);
-    let kernel = (def.build)(&mut cx)?;
-    let mut inputs = node.inputs.clone();
-    cx.into_packed().into_iter().for_each(|slot| inputs[slot] = None);
-    Ok(Step { node: id, def, kernel, label: NodeLabel::of(node), inputs })
+/// Makes steps of nodes.
+struct Builder<'a> {
+    graph: &'a Graph,
+    facts: &'a [Option<Arc<Fact>>],
+    settings: &'a Settings,
+    cache: &'a PackCache,
+    device: Option<&'a Arc<Device>>,
+    constants: &'a mut Constants,
+}
+
+impl Builder<'_> {
+    fn step(&mut self, id: NodeId, def: &'static OpDef, on_host: &[bool]) -> Result<Step> {
+        let node = &self.graph.nodes[id];
+        let label = NodeLabel::of(node);
+        let shapes_depend = node.outputs.iter().flatten().any(|&v| on_host[v]);
+        let (mut host, mut device, mut inputs) = (None, None, node.inputs.clone());
+        if self.device.is_none() || shapes_depend {
+            let (kernel, inputs) = self.build(id, def.build)?;
+            host = Some(HostKernel { kernel, inputs });
+        }
+        if let Some(on) = self.device {
+            if !def.view && !def.shape_only {
+                let missing = || Error::Internal(format!("{label} was claimed without a CUDA kernel"));
+                let build = def.cuda.ok_or_else(missing)?.build;
+                let (kernel, left) = self.build(id, |cx| build(cx, on))?;
+                (device, inputs) = (Some(kernel), left);
+            }
+        } else if let Some(host) = &host {
+            inputs.clone_from(&host.inputs);
+        }
+        Ok(Step { node: id, def, host, device, label, inputs })
+    }
+
+    /// A kernel, and the node's inputs without those that it packed.
+    fn build<K>(
+        &mut self,
+        id: NodeId,
+        build: impl FnOnce(&mut BuildCx) -> Result<K>,
+    ) -> Result<(K, Vec<Option<ValueId>>)> {
+        let node = NodeCx::new(self.graph, id, self.facts);
+        let mut cx = BuildCx::new(node, self.settings, self.constants, self.cache);
+        let kernel = build(&mut cx)?;
+        let mut inputs = self.graph.nodes[id].inputs.clone();
+        cx.into_packed().into_iter().for_each(|slot| inputs[slot] = None);
+        Ok((kernel, inputs))
+    }
 }
 
 /// The values on whose contents shapes depend, and the graph inputs among them.
-fn host_cone(graph: &Graph, steps: &[Step], facts: &[Option<Arc<Fact>>]) -> (Vec<bool>, Vec<usize>) {
+fn host_cone(
+    graph: &Graph,
+    steps: &[(NodeId, &'static OpDef)],
+    facts: &[Option<Arc<Fact>>],
+) -> (Vec<bool>, Vec<usize>) {
     let mut needed = vec![false; graph.values.len()];
     let constant = |v: ValueId| facts[v].as_ref().is_some_and(|f| f.constant);
-    for step in steps.iter().rev() {
-        let node = &graph.nodes[step.node];
+    for &(id, def) in steps.iter().rev() {
+        let node = &graph.nodes[id];
         let own = node.outputs.iter().flatten().any(|&v| needed[v]);
         for (slot, value) in node.inputs.iter().enumerate() {
             if let Some(value) = *value {
-                let wanted = (own && !step.def.shape_only) || step.def.host_inputs.contains(&slot);
+                let wanted = (own && !def.shape_only) || def.host_inputs.contains(&slot);
                 needed[value] |= wanted && !constant(value);
             }
         }
@@ -270,8 +359,10 @@ fn host_cone(graph: &Graph, steps: &[Step], facts: &[Option<Arc<Fact>>]) -> (Vec
 /// The constants that kernels read raw, or that are graph outputs.
 fn raw_constants(graph: &Graph, steps: &[Step], constants: &mut Constants) -> Result<HashMap<ValueId, Constant>> {
     let mut raw = HashMap::new();
-    let read = steps.iter().flat_map(|s| s.inputs.iter().flatten()).chain(&graph.outputs);
-    for &value in read {
+    let own = |s: &'_ Step| s.inputs.iter().flatten().copied().collect::<Vec<_>>();
+    let host = |s: &'_ Step| s.host.iter().flat_map(|h| h.inputs.iter().flatten().copied()).collect::<Vec<_>>();
+    let read = steps.iter().flat_map(|s| own(s).into_iter().chain(host(s))).chain(graph.outputs.iter().copied());
+    for value in read {
         if let Some(constant) = constants.get(graph, value)? {
             raw.insert(value, constant);
         }

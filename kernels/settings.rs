@@ -12,11 +12,22 @@ pub struct Settings {
     pub chunks: usize,
     /// Whether structural fusions run.
     pub fusion: bool,
+    /// Where kernels run.
+    pub target: Target,
+}
+
+/// Where kernels run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Target {
+    /// The host's processor.
+    Cpu,
+    /// A CUDA device. Shapes are still computed by the host, from the inputs' shapes alone.
+    Cuda,
 }
 
 impl Default for Settings {
     fn default() -> Self {
-        Self { tier: Tier::best(), chunks: default_chunks(), fusion: true }
+        Self { tier: Tier::best(), chunks: default_chunks(), fusion: true, target: Target::Cpu }
     }
 }
 

@@ -87,8 +87,10 @@ fn infer_step(plan: &Plan, step: &Step, facts: &Facts) -> Result<Vec<Fact>> {
 
 fn evaluate(plan: &Plan, step: &Step, facts: &Facts, outputs: &mut [Fact]) -> Result<()> {
     let cx = NodeCx::new(&plan.graph, step.node, facts);
-    let mut inputs = Vec::with_capacity(step.inputs.len());
-    for value in &step.inputs {
+    let missing = || Error::Internal(format!("{}: shapes depend on it, but it has no host kernel", step.label));
+    let host = step.host.as_ref().ok_or_else(missing)?;
+    let mut inputs = Vec::with_capacity(host.inputs.len());
+    for value in &host.inputs {
         let known = match *value {
             None => None,
             Some(v) => match (facts[v].as_ref().and_then(|f| f.value.clone()), plan.constants.get(&v)) {
@@ -109,7 +111,7 @@ fn evaluate(plan: &Plan, step: &Step, facts: &Facts, outputs: &mut [Fact]) -> Re
             Some(f) => Some((f.dtype, f.known_shape().ok_or_else(|| eval::unknown_shape(&cx, slot, f))?)),
         });
     }
-    let values = eval::run(&*step.kernel, &step.label, &inputs, &shapes, Par::serial())?;
+    let values = eval::run(&*host.kernel, &step.label, &inputs, &shapes, Par::serial())?;
     for (fact, value) in outputs.iter_mut().zip(values) {
         if let Some(value) = value {
             *fact = Fact::with_value(value);

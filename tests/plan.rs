@@ -51,7 +51,7 @@ impl Builder {
 
     fn plan(mut self, outputs: &[ValueId]) -> Plan {
         self.0.outputs = outputs.to_vec();
-        Plan::build(self.0, &Settings::default(), &PackCache::default()).expect("the graph is sound")
+        Plan::build(self.0, &Settings::default(), &PackCache::default(), None).expect("the graph is sound")
     }
 }
 

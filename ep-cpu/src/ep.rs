@@ -38,7 +38,7 @@ impl Ep for CpuEp {
 
     fn compile(&self, graph: Graph, name: &str) -> Result<Box<dyn Compiled>> {
         let nodes = graph.nodes.len();
-        let plan = Plan::build(graph, &self.settings, &self.packed)?;
+        let plan = Plan::build(graph, &self.settings, &self.packed, None)?;
         self.logger.log(Level::Info, format_args!("{name}: {nodes} nodes run as {} kernels", plan.steps()));
         Ok(Box::new(CompiledPlan(plan)))
     }

@@ -2,7 +2,7 @@
 
 use abi::options::{Kind, OptionDef, Options};
 use abi::{Error, Result};
-use kernels::settings::Settings;
+use kernels::settings::{Settings, Target};
 
 /// Every option that a session can give.
 pub const OPTIONS: &[OptionDef] = &[
@@ -36,6 +36,7 @@ pub fn settings<'a>(given: impl IntoIterator<Item = (&'a str, &'a str)>) -> Resu
         tier: tier.parse().map_err(bad_tier)?,
         chunks: if chunks == 0 { defaults.chunks } else { chunks },
         fusion: options.bool("fusion"),
+        target: Target::Cpu,
     })
 }
 

@@ -323,7 +323,7 @@ impl Case {
         let expected =
             [self.expected_output(&data), self.expected_cache(&data, true), self.expected_cache(&data, false)];
         for tier in Tier::ALL.into_iter().filter(|t| t.is_available()) {
-            let settings = Settings { tier, chunks: 3, fusion: true };
+            let settings = Settings { tier, chunks: 3, ..Settings::default() };
             let got = node.run(&settings, Par::serial()).unwrap_or_else(|e| panic!("{self:?}: {e}"));
             for (i, (got, expected)) in got.iter().zip(&expected).enumerate() {
                 let got = got.as_ref().expect("an output");

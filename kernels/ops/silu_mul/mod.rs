@@ -1,5 +1,7 @@
 //! nxrt.fused SiluMul, which `fuse::silu_mul` makes: y = x * sigmoid(x) [* gate], all of one shape, f32, f16 or bf16.
 
+mod cuda;
+
 use crate::build::BuildCx;
 use crate::cpu::float::Float;
 use crate::cpu::isa::{Isa, Job, dispatch};
@@ -13,7 +15,8 @@ use crate::with_float;
 use abi::{DType, Result};
 
 /// The definitions.
-pub const OPS: &[OpDef] = &[OpDef::new(crate::fuse::DOMAIN, "SiluMul", (1, 1), claim, infer, build)];
+pub const OPS: &[OpDef] =
+    &[OpDef::new(crate::fuse::DOMAIN, "SiluMul", (1, 1), claim, infer, build).with_cuda(cuda::build)];
 
 fn claim(cx: &NodeCx) -> Result<(), Decline> {
     cx.check_required(1)?;

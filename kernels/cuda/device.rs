@@ -1,0 +1,135 @@
+//! A CUDA device as kernels see it: its limits, its functions, memory for weights.
+
+use super::images;
+use abi::cuda::{Context, DeviceInfo, Function, Library};
+use abi::{Error, Result};
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// Hands out device memory; counts it where a session bounds it.
+pub trait DeviceMemory: Send + Sync {
+    /// `bytes`, more than 0, aligned to 256, that live until [`Self::free`].
+    ///
+    /// # Errors
+    /// When memory is short.
+    fn alloc(&self, bytes: usize) -> Result<u64>;
+
+    /// Takes back what [`Self::alloc`] gave; work that uses it has ended.
+    fn free(&self, address: u64, bytes: usize);
+}
+
+/// A device with its loaded kernels.
+pub struct Device {
+    context: Arc<Context>,
+    memory: Arc<dyn DeviceMemory>,
+    /// Dynamic shared memory that a block may ask for, in bytes.
+    shared_limit: u32,
+    libraries: Mutex<HashMap<&'static str, Arc<Library>>>,
+}
+
+impl Device {
+    /// The device of `context`. `shared_limit` lowers the device's own limit; 0 keeps it.
+    pub fn new(context: Arc<Context>, memory: Arc<dyn DeviceMemory>, shared_limit: u32) -> Self {
+        let own = context.info().shared_limit;
+        let shared_limit = if shared_limit == 0 { own } else { own.min(shared_limit) };
+        Self { context, memory, shared_limit, libraries: Mutex::default() }
+    }
+
+    /// What the driver says of it.
+    pub fn info(&self) -> &DeviceInfo {
+        self.context.info()
+    }
+
+    /// The context.
+    pub fn context(&self) -> &Arc<Context> {
+        &self.context
+    }
+
+    /// Dynamic shared memory that a block may ask for, in bytes.
+    pub fn shared_limit(&self) -> u32 {
+        self.shared_limit
+    }
+
+    /// Number of multiprocessors.
+    pub fn multiprocessors(&self) -> u32 {
+        self.context.info().multiprocessors
+    }
+
+    /// Kernel `name` of the image `image` (the folder of its `.cu`, with `_` for `/`). Loads the image at first use.
+    ///
+    /// # Errors
+    /// When the driver refuses the image, or the name is not there.
+    pub fn function(&self, image: &str, name: &str) -> Result<Function> {
+        let (image, bytes) = images::find(image)
+            .ok_or_else(|| Error::Internal(format!("this build has no CUDA kernels of '{image}' (feature `cuda`)")))?;
+        let mut libraries = self.libraries.lock().unwrap_or_else(PoisonError::into_inner);
+        let library = match libraries.get(image) {
+            Some(library) => library.clone(),
+            None => {
+                let library = Library::load(&self.context, bytes)?;
+                libraries.insert(image, library.clone());
+                library
+            }
+        };
+        drop(libraries);
+        library.function(name)
+    }
+
+    /// Uninitialised memory.
+    ///
+    /// # Errors
+    /// When memory is short.
+    pub fn alloc(&self, bytes: usize) -> Result<Buffer> {
+        let address = if bytes == 0 { 0 } else { self.memory.alloc(bytes)? };
+        Ok(Buffer { address, bytes, memory: self.memory.clone() })
+    }
+
+    /// A copy of `bytes` in device memory.
+    ///
+    /// # Errors
+    /// When memory is short or the copy fails.
+    pub fn upload(&self, bytes: &[u8]) -> Result<Buffer> {
+        let buffer = self.alloc(bytes.len())?;
+        if !bytes.is_empty() {
+            self.context.copy_to_device(buffer.address, bytes)?;
+        }
+        Ok(buffer)
+    }
+}
+
+/// Device memory that frees itself.
+pub struct Buffer {
+    address: u64,
+    bytes: usize,
+    memory: Arc<dyn DeviceMemory>,
+}
+
+impl Buffer {
+    /// Its address; null when empty.
+    pub fn ptr(&self) -> super::DevPtr {
+        super::DevPtr::absolute(self.address)
+    }
+
+    /// Its raw address.
+    pub fn address(&self) -> u64 {
+        self.address
+    }
+
+    /// Number of bytes.
+    pub fn len(&self) -> usize {
+        self.bytes
+    }
+
+    /// Whether it holds no byte.
+    pub fn is_empty(&self) -> bool {
+        self.bytes == 0
+    }
+}
+
+impl Drop for Buffer {
+    fn drop(&mut self) {
+        if self.bytes > 0 {
+            self.memory.free(self.address, self.bytes);
+        }
+    }
+}

@@ -1,0 +1,155 @@
+//! What a CUDA kernel's host part sees when it writes its launches down.
+
+use super::{Base, DevPtr, Device, Launch, Params};
+use crate::op::NodeLabel;
+use abi::cuda::{Function, LaunchShape};
+use abi::{DType, Error, HostTensor, Result};
+use std::fmt;
+
+/// A node made ready for a device: attributes parsed, weights packed, functions found.
+pub trait DeviceKernel: Send + Sync {
+    /// Writes down the launches that compute the outputs for the shapes of `cx`. Nothing runs yet, so nothing may
+    /// depend on tensors' contents, but those of `value`s that the host knows.
+    ///
+    /// # Errors
+    /// When the shapes break a limit that only shows now.
+    fn launch(&self, cx: &mut LaunchCx<'_>) -> Result<()>;
+}
+
+/// A tensor in device memory.
+#[derive(Clone, Copy)]
+pub struct DeviceTensor<'a> {
+    /// The element type.
+    pub dtype: DType,
+    /// The dimensions.
+    pub shape: &'a [usize],
+    /// Where its first byte will be.
+    pub ptr: DevPtr,
+    /// Its contents, where the shapes decide them.
+    pub value: Option<&'a HostTensor>,
+}
+
+impl DeviceTensor<'_> {
+    /// Number of elements.
+    pub fn len(&self) -> usize {
+        self.shape.iter().product()
+    }
+
+    /// Whether there is no element.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Number of bytes.
+    pub fn bytes(&self) -> usize {
+        self.dtype.bytes(self.len()).unwrap_or(0)
+    }
+
+    /// The contents as integers, where the shapes decide them.
+    pub fn ints(&self) -> Option<Vec<i64>> {
+        self.value.and_then(HostTensor::to_i64s)
+    }
+}
+
+/// One node on its way to being launched.
+pub struct LaunchCx<'a> {
+    pub(super) inputs: &'a [Option<DeviceTensor<'a>>],
+    pub(super) outputs: &'a [Option<DeviceTensor<'a>>],
+    pub(super) device: &'a Device,
+    pub(super) label: &'a NodeLabel,
+    /// Where scratch begins in the workspace, and how much of it this node has taken.
+    pub(super) scratch_offset: usize,
+    pub(super) scratch_bytes: usize,
+    pub(super) launches: Vec<Launch>,
+}
+
+impl<'a> LaunchCx<'a> {
+    /// Input `slot`; `None` when absent or packed.
+    pub fn input(&self, slot: usize) -> Option<DeviceTensor<'a>> {
+        self.inputs.get(slot).copied().flatten()
+    }
+
+    /// A required input. Panics when absent: `claim` has checked it.
+    pub fn required(&self, slot: usize) -> DeviceTensor<'a> {
+        self.input(slot).expect("the claim checked that required inputs are present")
+    }
+
+    /// Address of input `slot`; null when absent.
+    pub fn input_ptr(&self, slot: usize) -> DevPtr {
+        self.input(slot).map_or(DevPtr::NULL, |t| t.ptr)
+    }
+
+    /// Output `slot`; `None` when nobody reads it.
+    pub fn output(&self, slot: usize) -> Option<DeviceTensor<'a>> {
+        self.outputs.get(slot).copied().flatten()
+    }
+
+    /// Address of output `slot`; null when nobody reads it.
+    pub fn output_ptr(&self, slot: usize) -> DevPtr {
+        self.output(slot).map_or(DevPtr::NULL, |t| t.ptr)
+    }
+
+    /// The device.
+    pub fn device(&self) -> &'a Device {
+        self.device
+    }
+
+    /// `bytes` of scratch, 256-byte aligned, for this node's launches alone; contents arbitrary.
+    pub fn scratch(&mut self, bytes: usize) -> DevPtr {
+        let at = self.scratch_offset + self.scratch_bytes;
+        self.scratch_bytes += bytes.next_multiple_of(256);
+        DevPtr::new(Base::Workspace, at as u64)
+    }
+
+    /// Appends a launch; it runs after all launches before it. A grid without blocks is left out.
+    ///
+    /// # Errors
+    /// When the device does not have that much shared memory a block.
+    pub fn push<P: Params>(&mut self, function: &Function, shape: LaunchShape, params: &P) -> Result<()> {
+        if shape.shared > self.device.shared_limit() {
+            let (got, limit) = (shape.shared, self.device.shared_limit());
+            return Err(self.error(
+                format_args!("kernel {}", function.name()),
+                format_args!("{got} bytes of shared memory a block"),
+                format_args!("at most {limit}"),
+            ));
+        }
+        function.set_shared_limit(shape.shared)?;
+        if shape.grid.iter().all(|&n| n > 0) {
+            self.launches.push(Launch::new(function, shape, params));
+        }
+        Ok(())
+    }
+
+    /// An [`Error::Node`] for this node.
+    pub fn error(&self, slot: impl fmt::Display, got: impl fmt::Display, expected: impl fmt::Display) -> Error {
+        self.label.error(slot, got, expected)
+    }
+}
+
+/// A one-dimensional launch: `blocks` blocks of `threads` threads. Panics past 2^31 blocks, which no tensor that fits
+/// a device needs.
+pub fn linear(blocks: usize, threads: u32) -> LaunchShape {
+    let blocks = u32::try_from(blocks).ok().filter(|&n| n < 1 << 31).expect("a grid within the device's limit");
+    LaunchShape { grid: [blocks, 1, 1], block: [threads, 1, 1], shared: 0, overlap: false }
+}
+
+/// `f32`, `f16` or `bf16`: the part of a kernel's name that says its type.
+pub fn suffix(dtype: DType) -> &'static str {
+    match dtype {
+        DType::F32 => "f32",
+        DType::F16 => "f16",
+        DType::BF16 => "bf16",
+        DType::F64 => "f64",
+        DType::I8 => "i8",
+        DType::U8 => "u8",
+        DType::I16 => "i16",
+        DType::U16 => "u16",
+        DType::I32 => "i32",
+        DType::U32 => "u32",
+        DType::I64 => "i64",
+        DType::U64 => "u64",
+        DType::Bool => "bool",
+        _ => "other",
+    }
+}

@@ -1,0 +1,16 @@
+//! Kernels on CUDA devices. A kernel's host part writes launches down ([`Launch`], with symbolic addresses); a plan
+//! instance joins them into a [`Program`]; ep-cuda runs programs, eagerly or as CUDA graphs.
+//!
+//! Device code shared by the ops' `.cu` files lies in this folder's `.cuh` files.
+
+mod device;
+pub mod images;
+mod kernel;
+mod launch;
+mod program;
+
+pub use device::{Buffer, Device, DeviceMemory};
+pub use kernel::{DeviceKernel, DeviceTensor, LaunchCx, linear, suffix};
+pub use launch::{Base, Bases, DevPtr, Field, Launch, Params};
+pub(crate) use program::DeviceSide;
+pub use program::Program;

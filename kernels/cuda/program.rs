@@ -1,0 +1,244 @@
+//! The launches of one plan instance, in order.
+
+use super::{Base, Buffer, DevPtr, Device, DeviceTensor, Launch, LaunchCx, linear};
+use crate::instance::{Instance, Place};
+use crate::kernel_params;
+use crate::plan::{Plan, Step};
+use crate::weights::{Constant, PackCache};
+use abi::cuda::Function;
+use abi::{DType, HostTensor, Result, ValueId};
+use smallvec::SmallVec;
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+
+/// What a Run launches. Stretches that equal another program's are shared with it, so that two programs compare fast.
+pub struct Program {
+    stretches: Vec<Stretch>,
+    workspace_bytes: usize,
+}
+
+/// The launches of one step.
+type Stretch = (Arc<[Launch]>, usize);
+
+impl Program {
+    /// Bytes of workspace that a Run needs.
+    pub fn workspace_bytes(&self) -> usize {
+        self.workspace_bytes
+    }
+
+    /// Every launch in order.
+    pub fn launches(&self) -> impl Iterator<Item = &Launch> {
+        self.stretches.iter().flat_map(|(launches, _)| launches.iter())
+    }
+
+    /// Number of launches.
+    pub fn len(&self) -> usize {
+        self.stretches.iter().map(|(launches, _)| launches.len()).sum()
+    }
+
+    /// Whether nothing is launched.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Whether both launch the same functions in the same order.
+    pub fn same_functions(&self, other: &Self) -> bool {
+        let shared = |(a, b): (&Stretch, &Stretch)| Arc::ptr_eq(&a.0, &b.0);
+        (self.stretches.len() == other.stretches.len() && self.stretches.iter().zip(&other.stretches).all(shared))
+            || (self.len() == other.len() && self.launches().zip(other.launches()).all(|(a, b)| a.same_function(b)))
+    }
+
+    /// The numbers of this program's launches whose geometry or parameters differ from `other`'s, which has the same
+    /// functions.
+    pub fn differences<'a>(&'a self, other: &'a Self) -> impl Iterator<Item = usize> + 'a {
+        let mut at = 0;
+        let aligned = self.stretches.len() == other.stretches.len()
+            && self.stretches.iter().zip(&other.stretches).all(|(a, b)| a.0.len() == b.0.len());
+        let stretches = self.stretches.iter().enumerate().flat_map(move |(i, (launches, _))| {
+            let start = at;
+            at += launches.len();
+            let same = aligned && Arc::ptr_eq(launches, &other.stretches[i].0);
+            if same { start..start } else { start..at }
+        });
+        let (mine, theirs): (Vec<_>, Vec<_>) = (self.launches().collect(), other.launches().collect());
+        stretches.filter(move |&n| !mine[n].same_parameters(theirs[n]))
+    }
+
+    /// Writes down the launches of `instance`. Steps that `touched` does not name are taken from `base`, a program of
+    /// the same places.
+    pub(crate) fn new(
+        plan: &Plan,
+        side: &DeviceSide,
+        instance: &Instance,
+        base: Option<(&Self, &dyn Fn(usize) -> bool)>,
+    ) -> Result<Self> {
+        let mut made = Self { stretches: Vec::with_capacity(instance.steps.len() + 2), workspace_bytes: 0 };
+        let mut scratch_most = 0;
+        made.stretches.push((side.uploads(instance).into(), 0));
+        for (order, &(at, _)) in instance.steps.iter().enumerate() {
+            let kept = base.filter(|(_, touched)| !touched(at)).and_then(|(base, _)| base.stretches.get(order + 1));
+            let stretch = match kept {
+                Some(stretch) => stretch.clone(),
+                None => side.launch_step(plan, instance, &plan.steps[at])?,
+            };
+            scratch_most = scratch_most.max(stretch.1);
+            made.stretches.push(stretch);
+        }
+        made.stretches.push((side.copies(plan, instance).into(), 0));
+        made.workspace_bytes = instance.scratch_offset() + scratch_most;
+        Ok(made)
+    }
+}
+
+/// What a plan keeps on a device.
+pub(crate) struct DeviceSide {
+    pub device: Arc<Device>,
+    /// Raw constants that kernels read, by value.
+    pub constants: HashMap<ValueId, Arc<Buffer>>,
+    small_upload: Function,
+    large_upload: Function,
+    copy: Function,
+}
+
+const SMALL: usize = 64;
+const LARGE: usize = 3840;
+
+kernel_params! {
+    /// Writes its payload to memory.
+    struct SmallUpload { to: DevPtr, bytes: u64, payload: [u64; SMALL / 8] }
+}
+kernel_params! {
+    /// Writes its payload to memory.
+    struct LargeUpload { to: DevPtr, bytes: u64, payload: [u64; LARGE / 8] }
+}
+kernel_params! {
+    /// Copies bytes.
+    struct Copy { from: DevPtr, to: DevPtr, bytes: u64 }
+}
+
+impl DeviceSide {
+    /// Uploads those of `raw` that device kernels read, and forgets those that only they do.
+    pub fn new(
+        device: Arc<Device>,
+        steps: &[Step],
+        raw: &mut HashMap<ValueId, Constant>,
+        outputs: &[ValueId],
+        cache: &PackCache,
+    ) -> Result<Self> {
+        let read = |s: &Step| s.device.is_some().then(|| s.inputs.iter().flatten().copied().collect::<Vec<_>>());
+        let host = |s: &Step| s.host.iter().flat_map(|h| h.inputs.iter().flatten().copied()).collect::<Vec<_>>();
+        let kept: HashSet<ValueId> = steps.iter().flat_map(host).collect();
+        let mut constants = HashMap::new();
+        for value in steps.iter().filter_map(read).flatten().chain(outputs.iter().copied()) {
+            let Some(constant) = raw.get(&value) else { continue };
+            let upload = |c: &[Option<Constant>]| device.upload(c[0].as_ref().map_or(&[], Constant::bytes));
+            constants.insert(value, cache.get(std::slice::from_ref(&Some(constant.clone())), "cuda raw", upload)?);
+        }
+        let gone = HostTensor::from_bytes(DType::U8, &[0], &[]).map(Constant::computed);
+        for (value, constant) in raw.iter_mut() {
+            if let (false, true, Some(gone)) = (kept.contains(value), constants.contains_key(value), &gone) {
+                *constant = gone.clone();
+            }
+        }
+        Ok(Self {
+            small_upload: device.function("cuda", "upload_small")?,
+            large_upload: device.function("cuda", "upload_large")?,
+            copy: device.function("cuda", "copy_bytes")?,
+            constants,
+            device,
+        })
+    }
+
+    /// Values that the shape program computed, for the kernels and graph outputs that read them.
+    fn uploads(&self, instance: &Instance) -> Vec<Launch> {
+        let mut launches = Vec::new();
+        for (tensor, slot) in instance.host.iter().zip(&instance.host_slots) {
+            if let Some(offset) = *slot {
+                self.upload(tensor, DevPtr::new(Base::Workspace, offset as u64), &mut launches);
+            }
+        }
+        launches
+    }
+
+    fn upload(&self, tensor: &HostTensor, to: DevPtr, launches: &mut Vec<Launch>) {
+        let bytes = tensor.bytes();
+        if bytes.len() <= SMALL && !bytes.is_empty() {
+            let params = SmallUpload { to, bytes: bytes.len() as u64, payload: words(bytes) };
+            launches.push(Launch::new(&self.small_upload, linear(1, SMALL as u32), &params));
+            return;
+        }
+        for (i, chunk) in bytes.chunks(LARGE).enumerate() {
+            let params = LargeUpload { to: to.plus(i * LARGE), bytes: chunk.len() as u64, payload: words(chunk) };
+            launches.push(Launch::new(&self.large_upload, linear(1, 256), &params));
+        }
+    }
+
+    /// Graph outputs that no kernel writes directly.
+    fn copies(&self, plan: &Plan, instance: &Instance) -> Vec<Launch> {
+        let mut launches = Vec::new();
+        for &(j, value) in &instance.copies {
+            let to = DevPtr::new(Base::Output(j), 0);
+            match instance.placed(value) {
+                Some(Place::Host(i)) => self.upload(&instance.host[i], to, &mut launches),
+                _ => {
+                    let Some(tensor) = self.tensor(plan, instance, value) else { continue };
+                    let bytes = tensor.bytes();
+                    // 16 bytes a thread, a few passes each.
+                    let blocks = bytes.div_ceil(256 * 16).clamp(1, 4096);
+                    if bytes > 0 {
+                        let params = Copy { from: tensor.ptr, to, bytes: bytes as u64 };
+                        launches.push(Launch::new(&self.copy, linear(blocks, 256), &params));
+                    }
+                }
+            }
+        }
+        launches
+    }
+
+    fn launch_step(&self, plan: &Plan, instance: &Instance, step: &Step) -> Result<Stretch> {
+        let tensor = |v: &Option<ValueId>| v.and_then(|v| self.tensor(plan, instance, v));
+        let inputs: SmallVec<[_; 16]> = step.inputs.iter().map(tensor).collect();
+        let outputs: SmallVec<[_; 8]> = plan.graph.nodes[step.node].outputs.iter().map(tensor).collect();
+        let mut cx = LaunchCx {
+            inputs: &inputs,
+            outputs: &outputs,
+            device: &self.device,
+            label: &step.label,
+            scratch_offset: instance.scratch_offset(),
+            scratch_bytes: 0,
+            launches: Vec::new(),
+        };
+        let kernel = step.device.as_ref();
+        let missing = || abi::Error::Internal(format!("{} has no CUDA kernel", step.label));
+        kernel.ok_or_else(missing)?.launch(&mut cx)?;
+        let scratch = cx.scratch_bytes;
+        Ok((cx.launches.into(), scratch))
+    }
+
+    fn tensor<'a>(&self, plan: &'a Plan, instance: &'a Instance, value: ValueId) -> Option<DeviceTensor<'a>> {
+        let (dtype, shape, place): (DType, &[usize], Place) = instance.find(value)?;
+        let ptr = match place {
+            Place::Input(i) => DevPtr::new(Base::Input(i), 0),
+            Place::Output(j) => DevPtr::new(Base::Output(j), 0),
+            Place::Workspace(offset) => DevPtr::new(Base::Workspace, offset as u64),
+            Place::Constant(id) => self.constants.get(&id)?.ptr(),
+            Place::Host(i) => DevPtr::new(Base::Workspace, instance.host_slots[i]? as u64),
+        };
+        let value = match place {
+            Place::Host(i) => Some(&instance.host[i]),
+            _ => plan.template[value].as_ref().and_then(|f| f.value.as_ref()),
+        };
+        Some(DeviceTensor { dtype, shape, ptr, value })
+    }
+}
+
+/// `bytes` as words, with zeros behind them.
+fn words<const N: usize>(bytes: &[u8]) -> [u64; N] {
+    let mut words = [0; N];
+    for (word, chunk) in words.iter_mut().zip(bytes.chunks(8)) {
+        let mut full = [0; 8];
+        full[..chunk.len()].copy_from_slice(chunk);
+        *word = u64::from_ne_bytes(full);
+    }
+    words
+}
