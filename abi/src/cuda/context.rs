@@ -2,7 +2,7 @@
 
 use super::{DeviceInfo, driver, is_out_of_memory};
 use crate::{Error, Result};
-use cudarc::driver::sys::{self, CUresult};
+use cudarc::driver::sys;
 use std::ffi::c_void;
 use std::marker::PhantomData;
 use std::ptr::{NonNull, null_mut};
@@ -43,9 +43,7 @@ impl Drop for Current<'_> {
 impl Context {
     /// Retains the primary context of device `ordinal`.
     pub fn new(ordinal: u32) -> Result<Arc<Self>> {
-        let no_driver =
-            |message| Error::Cuda { call: "cuInit", code: CUresult::CUDA_ERROR_NOT_INITIALIZED as i32, message };
-        driver().map_err(no_driver)?;
+        driver()?;
         let (device, info) = DeviceInfo::read(ordinal)?;
         let mut handle = null_mut();
         // SAFETY: `device` is the driver's own; it writes one handle.

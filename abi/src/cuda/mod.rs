@@ -29,6 +29,9 @@ use std::sync::OnceLock;
 /// compressed kernel images need.
 const MIN_VERSION: i32 = 13000;
 
+/// The error code of a driver that is missing or too old.
+const NO_DRIVER: i32 = CUresult::CUDA_ERROR_NOT_INITIALIZED as i32;
+
 /// PCI vendor of NVIDIA.
 const NVIDIA: u32 = 0x10de;
 
@@ -55,7 +58,11 @@ pub struct DeviceInfo {
 
 /// The GPUs that the driver offers, or a sentence why none can be used.
 pub fn devices() -> Result<Vec<DeviceInfo>, String> {
-    driver()?;
+    driver().map_err(|e| match e {
+        // No call was made that could have failed, so the sentence stands alone.
+        Error::Cuda { code: NO_DRIVER, message, .. } => message,
+        e => e.to_string(),
+    })?;
     let mut count = 0;
     // SAFETY: the driver is there and initialised; it writes one int.
     unsafe { call!(cuDeviceGetCount(&mut count)) }.map_err(|e| e.to_string())?;
@@ -116,19 +123,20 @@ fn pci_device(pair: u32) -> u32 {
 
 /// Opens and initialises the driver once; a sentence where that cannot be. Nothing else may be called before,
 /// since a missing library or entry point is a panic of the binding.
-fn driver() -> Result<(), String> {
-    static DRIVER: OnceLock<Result<(), String>> = OnceLock::new();
+fn driver() -> Result<()> {
+    static DRIVER: OnceLock<Result<()>> = OnceLock::new();
+    let unusable = |message| Error::Cuda { call: "cuInit", code: NO_DRIVER, message };
     let open = || {
         // SAFETY: opening libcuda runs its initialisers, which is what every CUDA program does.
         if !unsafe { sys::is_culib_present() } {
-            return Err("the NVIDIA driver's library libcuda.so.1 was not found".into());
+            return Err(unusable("the NVIDIA driver's library libcuda.so.1 was not found".into()));
         }
         let mut version = 0;
         // SAFETY: every driver has this entry point and answers before cuInit; it writes one int.
-        unsafe { call!(cuDriverGetVersion(&mut version)) }.map_err(|e| e.to_string())?;
-        check_version(version)?;
+        unsafe { call!(cuDriverGetVersion(&mut version)) }?;
+        check_version(version).map_err(unusable)?;
         // SAFETY: 0 is the one value allowed.
-        unsafe { call!(cuInit(0)) }.map_err(|e| e.to_string())
+        unsafe { call!(cuInit(0)) }
     };
     DRIVER.get_or_init(open).clone()
 }
