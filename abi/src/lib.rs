@@ -3,6 +3,7 @@
 //! The plain data ([`graph`], [`tensor`], [`error`], [`options`]) is what every other crate speaks; all
 //! FFI `unsafe` stays in [`ort`] and [`cuda`].
 
+mod counters;
 pub mod cuda;
 pub mod error;
 pub mod file;

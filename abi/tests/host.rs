@@ -72,13 +72,13 @@ impl Drop for TestEp {
 }
 
 impl Ep for TestEp {
-    fn claim(&self, graph: &Graph) -> Vec<Vec<NodeId>> {
+    fn claim(&self, graph: &Graph) -> Result<Vec<Vec<NodeId>>> {
         *lock(&SEEN) = Some(graph.clone());
-        match graph.nodes.first() {
+        Ok(match graph.nodes.first() {
             Some(node) if node.name == "panic" => panic!("in claim"),
             Some(node) if node.name == "nonsense" => vec![vec![0, 99]],
             _ => vec![vec![], (0..graph.nodes.len()).collect()],
-        }
+        })
     }
 
     fn compile(&self, graph: Graph, _name: &str) -> Result<Box<dyn Compiled>> {

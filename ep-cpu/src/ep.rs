@@ -24,16 +24,16 @@ impl CpuEp {
 }
 
 impl Ep for CpuEp {
-    fn claim(&self, graph: &Graph) -> Vec<Vec<NodeId>> {
+    fn claim(&self, graph: &Graph) -> Result<Vec<Vec<NodeId>>> {
         // Bodies of control flow come with the node that owns them, or not at all.
         if graph.is_body {
-            return Vec::new();
+            return Ok(Vec::new());
         }
         let claim = claim(graph, &self.settings);
         for (_, reason) in &claim.declined {
             self.logger.log(Level::Info, format_args!("not claimed: {reason}"));
         }
-        claim.groups
+        Ok(claim.groups)
     }
 
     fn compile(&self, graph: Graph, name: &str) -> Result<Box<dyn Compiled>> {

@@ -19,7 +19,10 @@ pub trait Ep: Send + Sync {
     ///
     /// ORT asks for the bodies of control flow first ([`Graph::is_body`]), asks again while it inlines functions, and
     /// changes the graph in between: the answer must follow from the graph alone.
-    fn claim(&self, graph: &Graph) -> Vec<Vec<NodeId>>;
+    ///
+    /// # Errors
+    /// Fail the session.
+    fn claim(&self, graph: &Graph) -> Result<Vec<Vec<NodeId>>>;
 
     /// Prepares a claimed group, which `graph` holds alone. ORT drops the constant initializers afterwards.
     ///
@@ -241,7 +244,7 @@ impl EpObject {
             let node = graph.nodes.get(id).map(|node| node.handle as *const sys::OrtNode);
             node.ok_or_else(|| Error::Internal("a claim names a node that is not there".into()))
         };
-        let groups = self.ep.claim(&graph);
+        let groups = self.ep.claim(&graph)?;
         let groups = groups.iter().filter(|group| !group.is_empty());
         groups.map(|group| group.iter().map(handle).collect()).collect()
     }
@@ -298,8 +301,8 @@ impl EpObject {
 struct NoEp;
 
 impl Ep for NoEp {
-    fn claim(&self, _graph: &Graph) -> Vec<Vec<NodeId>> {
-        Vec::new()
+    fn claim(&self, _graph: &Graph) -> Result<Vec<Vec<NodeId>>> {
+        Ok(Vec::new())
     }
 
     fn compile(&self, _graph: Graph, _name: &str) -> Result<Box<dyn Compiled>> {
