@@ -4,8 +4,9 @@ use crate::arena::Arena;
 use crate::cuda::Program;
 use crate::fact::{Fact, Facts};
 use crate::kernel::{RunCx, Shapes, Tensor, TensorMut};
+use crate::op::NodeCx;
 use crate::par::Par;
-use crate::plan::{Io, Plan};
+use crate::plan::{Io, Plan, Step};
 use crate::shape_program::{self, input_tensor};
 use abi::tensor::AlignedBytes;
 use abi::{DType, Error, HostTensor, Result, ValueId};
@@ -50,6 +51,8 @@ struct Placed {
     dtype: DType,
     shape: Arc<[usize]>,
     place: Option<Place>,
+    /// Bytes behind the place: an alias of a part of another tensor.
+    shift: usize,
 }
 
 impl Placed {
@@ -183,41 +186,47 @@ impl Instance {
 
     /// Decides every place: inputs and outputs where the host has them, the rest in the workspace by lifetime.
     fn place(&mut self, plan: &Plan) {
-        let (graph, roots) = (&plan.graph, &plan.roots);
+        let graph = &plan.graph;
         for (i, &value) in graph.inputs.iter().enumerate() {
             self.set(value, Place::Input(i));
         }
+        let roots = Roots::of(self, plan);
         for (at, step) in plan.steps.iter().enumerate() {
             let node = &graph.nodes[step.node];
             let known = node.outputs.iter().flatten().all(|&v| self.placed(v).is_some());
-            if !known && !step.def.view {
+            if !known && !roots.moves_nothing[at] {
                 self.steps.push((at, 0));
             }
         }
         for (j, &value) in graph.outputs.iter().enumerate() {
-            match self.placed(roots[value]) {
-                None => self.set(roots[value], Place::Output(j)),
-                Some(_) => self.copies.push((j, value)),
+            let (root, shift) = roots.of[value];
+            let bytes = |v: ValueId| self.values[v].as_ref().map(Placed::bytes);
+            if self.placed(root).is_none() && shift == 0 && bytes(root) == bytes(value) {
+                self.set(root, Place::Output(j));
+            } else {
+                self.copies.push((j, value));
             }
         }
-        self.place_workspace(plan, roots);
+        self.place_workspace(plan, &roots);
         // A view shows its root's bytes, unless the shape program knows it better.
-        for (value, &root) in roots.iter().enumerate() {
-            if let (None, Some(place)) = (self.placed(value), self.placed(root)) {
-                self.set(value, place);
+        for (value, &(root, shift)) in roots.of.iter().enumerate() {
+            if let (None, Some(place), Some(placed)) = (self.placed(value), self.placed(root), &mut self.values[value])
+            {
+                (placed.place, placed.shift) = (Some(place), shift);
             }
         }
     }
 
-    fn place_workspace(&mut self, plan: &Plan, roots: &[ValueId]) {
+    fn place_workspace(&mut self, plan: &Plan, roots: &Roots) {
+        let root = |value: ValueId| roots.of[value].0;
         let mut last = vec![0usize; self.values.len()];
         for (order, &(at, _)) in self.steps.iter().enumerate() {
             let step = &plan.steps[at];
             for &value in step.inputs.iter().flatten().chain(plan.graph.nodes[step.node].outputs.iter().flatten()) {
-                last[roots[value]] = order;
+                last[root(value)] = order;
             }
         }
-        self.copies.iter().for_each(|&(_, value)| last[roots[value]] = usize::MAX);
+        self.copies.iter().for_each(|&(_, value)| last[root(value)] = usize::MAX);
         let mut arena = Arena::default();
         if plan.device.is_some() {
             self.place_host_values(plan, &mut arena);
@@ -273,10 +282,10 @@ impl Instance {
         self.steps = steps;
     }
 
-    /// A value's type, shape and place.
-    pub(crate) fn find(&self, value: ValueId) -> Option<(DType, &[usize], Place)> {
+    /// A value's type, shape, place, and the bytes from there on to its first.
+    pub(crate) fn find(&self, value: ValueId) -> Option<(DType, &[usize], Place, usize)> {
         let placed = self.values[value].as_ref()?;
-        Some((placed.dtype, &placed.shape, placed.place?))
+        Some((placed.dtype, &placed.shape, placed.place?, placed.shift))
     }
 
     /// A value's place.
@@ -381,6 +390,51 @@ impl Instance {
     }
 }
 
+/// Whose bytes each value shows.
+struct Roots {
+    /// Per value: the value that holds its bytes (itself, unless it is a view), and where in that they begin.
+    of: Vec<(ValueId, usize)>,
+    /// Per step: whether its outputs are all views.
+    moves_nothing: Vec<bool>,
+}
+
+impl Roots {
+    /// Aligned as every tensor of a device plan is.
+    const ALIGN: usize = 16;
+
+    fn of(instance: &Instance, plan: &Plan) -> Self {
+        let mut roots = Self { of: (0..instance.values.len()).map(|v| (v, 0)).collect(), moves_nothing: Vec::new() };
+        for step in &plan.steps {
+            let node = &plan.graph.nodes[step.node];
+            let Some(&Some(from)) = node.inputs.first() else {
+                roots.moves_nothing.push(false);
+                continue;
+            };
+            let offsets = if step.def.view { Some(vec![0]) } else { roots.alias(instance, plan, step, from) };
+            roots.moves_nothing.push(offsets.is_some());
+            let (root, shift) = roots.of[from];
+            for (value, offset) in node.outputs.iter().zip(offsets.unwrap_or_default()) {
+                if let Some(value) = *value {
+                    roots.of[value] = (root, shift + offset);
+                }
+            }
+        }
+        roots
+    }
+
+    /// Where a step's outputs lie in its input 0, if that is a tensor which some step of a device plan makes. (Others
+    /// stay as they are: graph inputs may be updated in place before the view's last reader.)
+    fn alias(&self, instance: &Instance, plan: &Plan, step: &Step, from: ValueId) -> Option<Vec<usize>> {
+        let alias = step.def.alias.filter(|_| plan.device.is_some())?;
+        let (root, shift) = self.of[from];
+        if instance.placed(root).is_some() || instance.values[root].is_none() {
+            return None;
+        }
+        let offsets = alias(&NodeCx::new(&plan.graph, step.node, &instance.facts))?;
+        offsets.iter().all(|offset| (shift + offset).is_multiple_of(Self::ALIGN)).then_some(offsets)
+    }
+}
+
 fn copy_of(ptr: *const u8, bytes: usize, copies: &mut Vec<AlignedBytes>) -> Result<*const u8> {
     let memory = || Error::Memory { asked: bytes, purpose: "a copy of an input that shares an output's buffer".into() };
     let mut copy = AlignedBytes::try_zeroed(bytes).ok_or_else(memory)?;
@@ -401,5 +455,5 @@ fn made_value(fact: Option<&Fact>, constant: bool, id: ValueId, host: &mut Vec<H
     } else {
         None
     };
-    Some(Placed { dtype: fact.dtype, shape: fact.known_shape()?.into(), place })
+    Some(Placed { dtype: fact.dtype, shape: fact.known_shape()?.into(), place, shift: 0 })
 }

@@ -49,11 +49,17 @@ pub struct OpDef {
     pub shape_only: bool,
     /// Output 0 is input 0's bytes under another shape (Reshape): nothing moves.
     pub view: bool,
+    /// Where in input 0 the outputs' bytes already lie one after the other, for the shapes at hand (all known): the byte
+    /// offset of each output slot. `None` when some byte must move.
+    pub alias: Option<Alias>,
     /// Pairs (input, output) that the caller may bind to one buffer, and the kernel then updates in place.
     pub in_place: &'static [(usize, usize)],
     /// The op on CUDA devices; ops that move nothing (`view`, `shape_only`) need none.
     pub cuda: Option<CudaOp>,
 }
+
+/// Byte offsets of the outputs in input 0, if their bytes lie there.
+pub type Alias = fn(&NodeCx) -> Option<Vec<usize>>;
 
 /// Makes an op's kernel for a CUDA device; packs and uploads weights.
 pub type CudaBuild = fn(&mut BuildCx, &Arc<Device>) -> Result<Box<dyn DeviceKernel>>;
@@ -87,6 +93,7 @@ impl OpDef {
             host_inputs: &[],
             shape_only: false,
             view: false,
+            alias: None,
             in_place: &[],
             cuda: None,
         }
@@ -118,6 +125,12 @@ impl OpDef {
     /// Says that output 0 is input 0's bytes.
     pub const fn with_view(mut self) -> Self {
         self.view = true;
+        self
+    }
+
+    /// Says where outputs lie in input 0 when nothing needs to move.
+    pub const fn with_alias(mut self, alias: Alias) -> Self {
+        self.alias = Some(alias);
         self
     }
 

@@ -40,8 +40,6 @@ pub struct Plan {
     /// (graph input, graph output) positions that may share a buffer: one step updates it in place and nobody
     /// reads the input after that step.
     pub(crate) in_place: Vec<(usize, usize)>,
-    /// Per value: the value whose bytes it shows, through views.
-    pub(crate) roots: Vec<ValueId>,
     pub(crate) width: usize,
     /// What lies on the CUDA device, for plans that run there.
     pub(crate) device: Option<DeviceSide>,
@@ -125,7 +123,6 @@ impl Plan {
             key_inputs,
             constants: raw,
             in_place,
-            roots,
             width: settings.chunks,
             device,
             instances: Mutex::default(),

@@ -216,7 +216,7 @@ impl DeviceSide {
     }
 
     fn tensor<'a>(&self, plan: &'a Plan, instance: &'a Instance, value: ValueId) -> Option<DeviceTensor<'a>> {
-        let (dtype, shape, place): (DType, &[usize], Place) = instance.find(value)?;
+        let (dtype, shape, place, shift) = instance.find(value)?;
         let ptr = match place {
             Place::Input(i) => DevPtr::new(Base::Input(i), 0),
             Place::Output(j) => DevPtr::new(Base::Output(j), 0),
@@ -226,9 +226,10 @@ impl DeviceSide {
         };
         let value = match place {
             Place::Host(i) => Some(&instance.host[i]),
+            _ if shift > 0 => None,
             _ => plan.template[value].as_ref().and_then(|f| f.value.as_ref()),
         };
-        Some(DeviceTensor { dtype, shape, ptr, value })
+        Some(DeviceTensor { dtype, shape, ptr: ptr.plus(shift), value })
     }
 }
 

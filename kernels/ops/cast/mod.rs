@@ -22,8 +22,10 @@ use abi::{DType, Result};
 use half::{bf16, f16};
 
 /// The definitions.
-pub const OPS: &[OpDef] =
-    &[OpDef::new("", "Cast", (6, 28), claim, infer, build), OpDef::new("", "CastLike", (15, 25), claim, infer, build)];
+pub const OPS: &[OpDef] = &[
+    OpDef::new("", "Cast", (6, 28), claim, infer, build).with_alias(alias),
+    OpDef::new("", "CastLike", (15, 25), claim, infer, build).with_alias(alias),
+];
 
 /// The output's type: an attribute of Cast, input 1's type of CastLike.
 fn target(cx: &NodeCx) -> Result<DType> {
@@ -51,6 +53,11 @@ fn claim(cx: &NodeCx) -> Result<(), Decline> {
 
 fn infer(cx: &NodeCx) -> Result<Vec<Fact>> {
     Ok(vec![cx.required(0)?.with_dtype(target(cx)?)])
+}
+
+/// Nothing moves when the type stays.
+fn alias(cx: &NodeCx) -> Option<Vec<usize>> {
+    (target(cx).ok()? == cx.input(0)?.dtype).then(|| vec![0])
 }
 
 fn build(cx: &mut BuildCx) -> Result<Box<dyn Kernel>> {

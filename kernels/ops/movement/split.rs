@@ -11,8 +11,8 @@ use abi::{DType, Dim, Result};
 
 /// Split.
 pub const OPS: &[OpDef] = &[
-    OpDef::new("", "Split", (2, 11), claim, infer, build),
-    OpDef::new("", "Split", (13, 18), claim, infer, build).with_host_inputs(&[1]),
+    OpDef::new("", "Split", (2, 11), claim, infer, build).with_alias(alias),
+    OpDef::new("", "Split", (13, 18), claim, infer, build).with_host_inputs(&[1]).with_alias(alias),
 ];
 
 fn claim(cx: &NodeCx) -> Result<(), Decline> {
@@ -59,6 +59,22 @@ fn infer(cx: &NodeCx) -> Result<Vec<Fact>> {
         return Err(cx.error("attribute 'num_outputs'", asked, expected));
     }
     Ok((0..n).map(|i| with_dim(Dim::Known(even_piece(dim, n, i)))).collect())
+}
+
+/// Nothing moves when the dims before the axis are 1.
+fn alias(cx: &NodeCx) -> Option<Vec<usize>> {
+    let input = cx.input(0)?;
+    let shape = input.known_shape()?;
+    let axis = fact::axis(cx.int("axis", 0), shape.len())?;
+    if shape[..axis].iter().any(|&d| d != 1) {
+        return None;
+    }
+    let (mut offsets, mut at) = (Vec::new(), 0);
+    for piece in infer(cx).ok()? {
+        offsets.push(at);
+        at += piece.dtype.bytes(piece.elements()?)?;
+    }
+    Some(offsets)
 }
 
 /// Piece `i` of `dim` cut evenly into `n`, where the last may be smaller.

@@ -15,9 +15,14 @@ use abi::{DType, Dim, Result};
 pub const OPS: &[OpDef] = &[
     OpDef::new("", "Transpose", (1, 25), claim_transpose, infer_transpose, |cx| {
         Ok(Box::new(Transpose(cx.ints("perm").map(<[i64]>::to_vec))))
-    }),
-    OpDef::new("", "Expand", (8, 13), claim_by_shape, infer_expand, |_| Ok(Box::new(Expand))).with_host_inputs(&[1]),
-    OpDef::new("", "Tile", (6, 13), claim_by_shape, infer_tile, |_| Ok(Box::new(Tile))).with_host_inputs(&[1]),
+    })
+    .with_alias(alias_transpose),
+    OpDef::new("", "Expand", (8, 13), claim_by_shape, infer_expand, |_| Ok(Box::new(Expand)))
+        .with_host_inputs(&[1])
+        .with_alias(alias_same_size),
+    OpDef::new("", "Tile", (6, 13), claim_by_shape, infer_tile, |_| Ok(Box::new(Tile)))
+        .with_host_inputs(&[1])
+        .with_alias(alias_same_size),
 ];
 
 fn claim_transpose(cx: &NodeCx) -> Result<(), Decline> {
@@ -46,6 +51,21 @@ fn infer_transpose(cx: &NodeCx) -> Result<Vec<Fact>> {
         }
     };
     Ok(vec![Fact::new(data.dtype, dims)])
+}
+
+/// Nothing moves when the axes longer than 1 stay in order.
+fn alias_transpose(cx: &NodeCx) -> Option<Vec<usize>> {
+    let shape = cx.input(0)?.known_shape()?;
+    let reversed: Vec<i64> = (0..shape.len() as i64).rev().collect();
+    let perm = cx.ints("perm").unwrap_or(&reversed);
+    perm.iter().filter(|&&axis| shape[axis as usize] != 1).is_sorted().then(|| vec![0])
+}
+
+/// Nothing moves when nothing is repeated.
+fn alias_same_size(cx: &NodeCx) -> Option<Vec<usize>> {
+    let size = cx.input(0)?.elements()?;
+    let out = (OPS.iter().find(|def| def.name == cx.node().op_type)?.infer)(cx).ok()?;
+    (out.first()?.elements()? == size).then(|| vec![0])
 }
 
 /// Transpose with its permutation; reversed axes when there is none.
