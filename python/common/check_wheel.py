@@ -18,6 +18,9 @@ ORT = "onnxruntime==1.32.0"
 # Minor versions of CPython that are tried where they are installed.
 MINORS = range(11, 15)
 
+# Libraries that the cdylib may ask the loader for: what every Linux has, of C. A GPU's driver is opened at run time.
+NEEDED = {"libc.so.6", "libm.so.6", "libdl.so.2", "libpthread.so.0", "libgcc_s.so.1", "ld-linux-x86-64.so.2"}
+
 # Runs in a fresh environment; argv[1] is the module, argv[2] whether onnxruntime is there.
 PROBE = """
 import ctypes, importlib, os, sys
@@ -25,6 +28,14 @@ module = importlib.import_module(sys.argv[1])
 path = module.get_library_path()
 library = ctypes.CDLL(path, mode=os.RTLD_NOW)
 library.CreateEpFactories, library.ReleaseEpFactory
+assert module.options() and module.get_ep_names() == [module.get_ep_name()]
+has_device = True
+if hasattr(module, "counters"):
+    assert module.counters() and not any(module.counters().values())
+    try:
+        ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        has_device = False  # without a driver there is nothing to offer
 if sys.argv[2] == "without":
     try:
         module.register()
@@ -36,7 +47,7 @@ else:
     import onnxruntime
     name = module.register()
     assert module.register() == name == module.get_ep_name()
-    assert name in [d.ep_name for d in onnxruntime.get_ep_devices()]
+    assert (name in [d.ep_name for d in onnxruntime.get_ep_devices()]) == has_device
     module.unregister()
     module.unregister()
     assert name not in [d.ep_name for d in onnxruntime.get_ep_devices()]
@@ -60,8 +71,21 @@ def check(wheel: Path) -> None:
     for wanted in (f"{module}/lib{module}.so", f"{module}/py.typed", f"{module}/_shared/registration.py"):
         if wanted not in names:
             raise SystemExit(f"{wheel.name} lacks {wanted}")
+    with zipfile.ZipFile(wheel) as archive, tempfile.TemporaryDirectory() as folder:
+        other = needed(archive.extract(f"{module}/lib{module}.so", folder)) - NEEDED
+    if other:
+        raise SystemExit(f"{wheel.name}: its library needs {', '.join(sorted(other))}")
     for interpreter in interpreters():
         probe(wheel, module, interpreter)
+
+
+def needed(library: str) -> set[str]:
+    """What the library asks the loader for."""
+    from elftools.elf.elffile import ELFFile  # comes with auditwheel
+
+    with open(library, "rb") as file:
+        dynamic = ELFFile(file).get_section_by_name(".dynamic")
+        return {tag.needed for tag in dynamic.iter_tags("DT_NEEDED")}
 
 
 def probe(wheel: Path, module: str, interpreter: str) -> None:

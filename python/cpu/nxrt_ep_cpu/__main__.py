@@ -2,8 +2,7 @@
 
 import sys
 
-from . import _native, get_ep_name
-from ._shared.explain import main
+from . import _package
 
 if __name__ == "__main__":
-    sys.exit(main(_native.explain, "nxrt_ep_cpu", get_ep_name()))
+    sys.exit(_package.main())
