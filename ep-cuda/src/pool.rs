@@ -154,7 +154,10 @@ impl<M: Source, T: Marks> Pool<M, T> {
     pub fn reserve(&self, bytes: usize) -> Option<usize> {
         let size = bytes.checked_next_multiple_of(SMALLEST)?;
         let mut state = self.state();
-        let address = self.take(&mut state, size)?;
+        let address = self.take(&mut state, size).or_else(|| {
+            self.settle(&mut state);
+            self.take(&mut state, size)
+        })?;
         state.stats.reserves += 1;
         state.hand_out(address, Live { size, stream: None, home: Home::Reserved });
         Some(address)
@@ -172,13 +175,10 @@ impl<M: Source, T: Marks> Pool<M, T> {
             None => self.timeline.points(),
         };
         match home {
-            Home::Reserved => {
-                let done = points.iter().fold(true, |done, point| self.timeline.wait(point) && done);
-                match done {
-                    true => self.give(&mut state, address, size),
-                    false => state.free.entry(size).or_default().push(Free { address, home: Home::Own, points }),
-                }
-            }
+            Home::Reserved => match points.iter().all(|point| self.timeline.wait(point)) {
+                true => self.give(&mut state, address, size),
+                false => state.free.entry(size).or_default().push(Free { address, home: Home::Own, points }),
+            },
             Home::Slab(slab) => {
                 state.slabs.get_mut(&slab).expect("a block's slab is there").live -= 1;
                 state.free.entry(size).or_default().push(Free { address, home, points });
@@ -188,13 +188,8 @@ impl<M: Source, T: Marks> Pool<M, T> {
         true
     }
 
-    /// Gives memory that nobody uses back to the source.
+    /// Gives memory that nobody has back to the source, after waiting for the work that still uses it.
     pub fn shrink(&self) {
-        self.release(&mut self.state());
-    }
-
-    /// The same, after waiting for the work that still uses freed blocks.
-    pub fn settle_and_shrink(&self) {
         self.settle(&mut self.state());
     }
 

@@ -120,7 +120,10 @@ fn sizes_grow_by_a_quarter_of_an_octave() {
     assert_eq!(block_size(usize::MAX), None);
     for bytes in (1..100_000).chain([MIB + 1, 100 * MIB + 1]) {
         let size = block_size(bytes).expect("small");
-        assert!(size >= bytes && size % SMALLEST == 0 && (size <= bytes + bytes / 4 || size < 4096), "{bytes} {size}");
+        assert!(
+            size >= bytes && size.is_multiple_of(SMALLEST) && (size <= bytes + bytes / 4 || size < 4096),
+            "{bytes} {size}"
+        );
     }
 }
 
@@ -221,7 +224,7 @@ fn when_memory_is_short_the_free_blocks_go_first() {
     let all = pool.alloc(10 * MIB, Some(*b)).expect("the blocks and the slab are given back");
     assert_eq!(work.done(), 1, "the work on the block was waited for");
     assert!(pool.free(all));
-    pool.settle_and_shrink();
+    pool.shrink();
     assert_eq!((pool.source.held(), pool.stats().held, pool.stats().in_use), (0, 0, 0));
 }
 
@@ -350,7 +353,7 @@ fn check(kind: Kind, size: usize, steps: &[Step]) {
         assert!(stats.in_use <= stats.held && stats.in_use >= live.iter().map(|(_, n, _)| n).sum());
     }
     live.into_iter().for_each(|(address, ..)| assert!(pool.free(address)));
-    pool.settle_and_shrink();
+    pool.shrink();
     assert_eq!(pool.source.held(), 0, "everything goes back");
 }
 

@@ -133,11 +133,27 @@ impl<T: Marks> Timeline<T> {
     pub fn points(&self) -> Vec<Point> {
         let mut tracks = self.tracks();
         let point = |(&handle, track): (&usize, &mut Track<T>)| {
+            track.poll(&self.marks);
             let event = track.recorded + 1;
             track.record(&self.marks, event);
             Point { stream: StreamKey { handle, id: track.id }, event }
         };
         tracks.iter_mut().map(point).collect()
+    }
+
+    /// Marks the work so far of all streams, and shows each event.
+    ///
+    /// # Errors
+    /// Those of `show`.
+    pub fn mark_all<E>(&self, mut show: impl FnMut(&T::Event) -> Result<(), E>) -> Result<(), E> {
+        let mut tracks = self.tracks();
+        for track in tracks.values_mut() {
+            track.poll(&self.marks);
+            if track.record(&self.marks, track.recorded + 1) {
+                track.pending.back().map_or(Ok(()), &mut show)?;
+            }
+        }
+        Ok(())
     }
 
     /// Whether the work is done.
