@@ -27,9 +27,9 @@ impl CudaEp {
 }
 
 impl Ep for CudaEp {
-    fn claim(&self, _graph: &Graph) -> Vec<Vec<NodeId>> {
+    fn claim(&self, _graph: &Graph) -> Result<Vec<Vec<NodeId>>> {
         let _ = (&self.gpu, &self.choices, &self.logger);
-        Vec::new()
+        Ok(Vec::new())
     }
 
     fn compile(&self, _graph: Graph, name: &str) -> Result<Box<dyn Compiled>> {
