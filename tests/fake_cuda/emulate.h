@@ -16,17 +16,18 @@ namespace nxrt::emulate {
 constexpr unsigned kWarp = 32;
 constexpr unsigned kSlotBytes = 64;
 
-struct Block;
+struct Block {
+    uint3 index;
+    dim3 size;
+    dim3 grid;
+};
 
-// One CUDA thread. The indices come first: threadIdx and the others are macros that read them.
+// One CUDA thread.
 struct Thread {
-    uint3 thread_index;
-    uint3 block_index;
-    dim3 block_size;
-    dim3 grid_size;
+    uint3 index;
     unsigned lane;
     unsigned warp;
-    Block* block;
+    const Block* block;
 };
 
 // What one lane brings to a collective operation of its warp, and what it takes away.
@@ -34,14 +35,15 @@ struct alignas(kSlotBytes) Slot {
     unsigned char bytes[kSlotBytes];
 };
 
-enum class Collective : unsigned char { kSync, kShuffle, kVote, kSum, kMax, kMma, kLdmatrix };
+enum class Collective : unsigned char { kSync, kShuffle, kVote, kSum, kMax, kMmaF16, kMmaBf16, kLdmatrix };
 
 // The last lane to arrive runs this over the slots of all 32 lanes (0xFF bytes where the warp has no such lane).
 using Finish = void (*)(Slot* slots, unsigned argument);
 
 #define NXRT_EMULATE_API __attribute__((visibility("default")))
 
-extern NXRT_EMULATE_API __thread Thread* self __attribute__((tls_model("initial-exec")));
+// The thread that runs on this OS thread. Kernels and driver are one library, so its address is found once a function.
+extern __thread Thread* self __attribute__((visibility("hidden")));
 
 // Reached by every lane of the warp, or the kernel fails. Gives the slots, which stay as they are until this lane's next
 // collective operation.
@@ -94,7 +96,7 @@ inline uint32_t vote(unsigned mask, bool predicate) {
 // The lanes that the warp has: a block's last warp may be a partial one.
 inline uint32_t present_lanes() {
     const Thread& t = *self;
-    const unsigned left = t.block_size.x * t.block_size.y * t.block_size.z - t.warp * kWarp;
+    const unsigned left = t.block->size.x * t.block->size.y * t.block->size.z - t.warp * kWarp;
     return left >= kWarp ? 0xffffffffu : (1u << left) - 1;
 }
 
@@ -102,10 +104,10 @@ inline uint32_t present_lanes() {
 
 // ---- the language ----
 
-#define threadIdx (::nxrt::emulate::self->thread_index)
-#define blockIdx (::nxrt::emulate::self->block_index)
-#define blockDim (::nxrt::emulate::self->block_size)
-#define gridDim (::nxrt::emulate::self->grid_size)
+#define threadIdx (::nxrt::emulate::self->index)
+#define blockIdx (::nxrt::emulate::self->block->index)
+#define blockDim (::nxrt::emulate::self->block->size)
+#define gridDim (::nxrt::emulate::self->block->grid)
 
 #define NXRT_DEVICE inline __attribute__((always_inline))
 // One block runs at a time on an OS thread.

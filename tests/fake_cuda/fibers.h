@@ -1,0 +1,107 @@
+// The threads of one block as fibers of one OS thread.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "emulate.h"
+
+namespace nxrt::emulate {
+
+constexpr unsigned kMaxThreads = 1024;
+constexpr unsigned kMaxWarps = kMaxThreads / kWarp;
+constexpr unsigned kMaxShared = 227 * 1024;
+
+struct Launch {
+    const Kernel* kernel;
+    std::string name;
+    const void* params;
+    dim3 grid;
+    dim3 block;
+    unsigned shared_bytes;
+};
+
+// A cp.async that has not happened yet.
+struct Copy {
+    void* to;
+    const void* from;
+    bool valid;
+    unsigned group;
+};
+
+struct Fiber : Thread {
+    // Where to go on, once the thread has left the OS thread in a collective operation.
+    void* stack_pointer = nullptr;
+    unsigned stack = 0;
+    bool started = false;
+    unsigned group = 0;
+    std::vector<Copy> copies;
+};
+
+struct Warp {
+    // A bit a lane: those that exist, that can run, and that wait in the warp's collective operation.
+    uint32_t present = 0;
+    uint32_t ready = 0;
+    uint32_t arrived = 0;
+    Collective kind = Collective::kSync;
+    // A lane reads one half while a faster lane already fills the other.
+    unsigned half = 0;
+    Slot slots[2][kWarp];
+};
+
+// Runs blocks one after another; there is one for each OS thread that runs kernels.
+class Processor {
+public:
+    Processor();
+    ~Processor();
+    Processor(const Processor&) = delete;
+    Processor& operator=(const Processor&) = delete;
+
+    // To be called before the blocks of a launch. `descending` runs threads from the last to the first.
+    void prepare(const Launch& launch, bool descending);
+    // False when the block failed: see message().
+    bool run_block(uint3 index);
+    const std::string& message() const { return message_; }
+    // Ends the running block; called by a fiber, or in a signal handler with the context that goes back to run_block.
+    [[noreturn]] void abandon(const char* message);
+    void* abandoned_at(const char* message);
+
+    Slot* collective(Collective kind, const void* value, unsigned bytes, Finish finish, unsigned argument);
+    void barrier();
+    void* dynamic_shared() const { return shared_; }
+    // Whether the address is in a guard page of a fiber's stack.
+    bool is_stack_guard(uintptr_t address) const;
+
+    // The processor whose block runs on this OS thread, or null.
+    static __thread Processor* running;
+
+private:
+    Fiber* next_ready();
+    void start_or_resume(Fiber& next, void** leave);
+    void leave();
+    void run_fibers();
+    static void fiber_main(Processor* processor);
+    bool check_shared_guards();
+
+    const Launch* launch_ = nullptr;
+    bool descending_ = false;
+    Block block_{};
+    unsigned threads_ = 0;
+    unsigned finished_ = 0;
+    unsigned at_barrier_ = 0;
+    // A bit a warp: those with lanes that can run.
+    uint32_t ready_warps_ = 0;
+    void* main_stack_pointer_ = nullptr;
+    std::string message_;
+    std::unique_ptr<Fiber[]> fibers_;
+    std::unique_ptr<Warp[]> warps_;
+    unsigned char* stacks_ = nullptr;
+    unsigned stacks_used_ = 0;
+    std::vector<unsigned> free_stacks_;
+    unsigned char* shared_mapping_ = nullptr;
+    unsigned char* shared_ = nullptr;
+};
+
+}  // namespace nxrt::emulate
