@@ -238,7 +238,7 @@ fn a_factory_without_memory_offers_none() {
         let (code, text) = result(create(factory, null(), null(), &raw mut allocator)).expect("has no memory");
         assert!(code == 1 && text.contains("without memory"), "{text}");
     }
-    assert_eq!(Registration { registered_name: "x".into(), ort_minor: 32 }.ep_name("Default"), "Default");
+    assert_eq!(Registration { registered_name: "x".into(), ort_minor: 32, logger: None }.ep_name("Default"), "Default");
 }
 
 #[test]

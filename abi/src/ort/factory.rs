@@ -76,6 +76,8 @@ pub struct Registration {
     pub registered_name: String,
     /// The running ORT's minor version.
     pub ort_minor: u32,
+    /// The log of ORT's environment.
+    pub logger: Option<Logger>,
 }
 
 impl Registration {
@@ -243,7 +245,7 @@ pub unsafe fn create_factories(
         if room == 0 {
             return Err(Error::Internal("ORT has no room for a factory".into()));
         }
-        let factory = make(&Registration { registered_name, ort_minor: api.minor() })?;
+        let factory = make(&Registration { registered_name, ort_minor: api.minor(), logger: Some(logger) })?;
         let object = FactoryObject::new(api, logger, factory);
         // SAFETY: ORT's arguments, with room for one factory.
         unsafe {

@@ -26,6 +26,12 @@ unsafe impl Send for Logger {}
 // SAFETY: as above.
 unsafe impl Sync for Logger {}
 
+impl fmt::Debug for Logger {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Logger").field(&self.raw).finish()
+    }
+}
+
 impl Logger {
     /// # Safety
     /// `raw` is null or a logger that outlives every copy of the result.

@@ -1,0 +1,15 @@
+//! ONNX Runtime plugin execution provider for CUDA GPUs: claims whole decoder graphs and runs each as one node.
+
+mod budget;
+mod ep;
+mod factory;
+mod gpu;
+mod memory;
+pub mod options;
+mod pool;
+mod staging;
+mod stream;
+mod timeline;
+mod transfer;
+
+abi::export_factory!(factory::create);
