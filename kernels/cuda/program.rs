@@ -74,7 +74,7 @@ impl Program {
     ) -> Result<Self> {
         let mut made = Self { stretches: Vec::with_capacity(instance.steps.len() + 2), workspace_bytes: 0 };
         let mut scratch_most = 0;
-        made.stretches.push((side.uploads(instance).into(), 0));
+        made.stretches.push((Arc::new([]), 0));
         for (order, &(at, _)) in instance.steps.iter().enumerate() {
             let kept = base.filter(|(_, touched)| !touched(at)).and_then(|(base, _)| base.stretches.get(order + 1));
             let stretch = match kept {
@@ -85,6 +85,7 @@ impl Program {
             made.stretches.push(stretch);
         }
         made.stretches.push((side.copies(plan, instance).into(), 0));
+        made.stretches[0].0 = side.uploads(instance, &made).into();
         made.workspace_bytes = instance.scratch_offset() + scratch_most;
         Ok(made)
     }
@@ -149,11 +150,14 @@ impl DeviceSide {
         })
     }
 
-    /// Values that the shape program computed, for the kernels and graph outputs that read them.
-    fn uploads(&self, instance: &Instance) -> Vec<Launch> {
+    /// Values that the shape program computed, for the launches of `program` that read them from memory.
+    fn uploads(&self, instance: &Instance, program: &Program) -> Vec<Launch> {
         let mut launches = Vec::new();
         for (tensor, slot) in instance.host.iter().zip(&instance.host_slots) {
-            if let Some(offset) = *slot {
+            let Some(offset) = *slot else { continue };
+            let range = offset as u64..(offset + tensor.bytes().len()) as u64;
+            let within = |ptr: DevPtr| ptr.base() == Base::Workspace && range.contains(&ptr.offset());
+            if program.launches().any(|launch| launch.addresses().any(within)) {
                 self.upload(tensor, DevPtr::new(Base::Workspace, offset as u64), &mut launches);
             }
         }
