@@ -1,5 +1,6 @@
 //! How much device memory may be used.
 
+use crate::counters::{Counter, add, subtract};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Counts a device's memory in use by this library, and keeps it under the limits of the live sessions.
@@ -34,6 +35,7 @@ impl Budget {
         match state.used.checked_add(bytes) {
             Some(used) if used <= limit => {
                 state.used = used;
+                add(Counter::BytesInUse, bytes as u64);
                 true
             }
             _ => false,
@@ -44,6 +46,7 @@ impl Budget {
     pub fn give(&self, bytes: usize) {
         let mut state = self.state();
         state.used = state.used.checked_sub(bytes).expect("no more is given back than was taken");
+        subtract(Counter::BytesInUse, bytes as u64);
     }
 
     /// Bytes counted.

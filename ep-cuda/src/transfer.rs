@@ -1,5 +1,6 @@
 //! Copies between host and device, and between devices.
 
+use crate::counters::{Counter, add as count};
 use crate::gpu::{Core, Gpu, Queue};
 use crate::memory::VENDOR;
 use crate::staging::{Lane, Ring};
@@ -115,6 +116,11 @@ impl Batch {
         let (src, dst, len) = (copy.src, copy.dst, copy.len);
         let (src_address, dst_address) = (src.addr() as u64, dst.addr() as u64);
         let sides = (copy.src_memory.host_can_access(), copy.dst_memory.host_can_access());
+        match sides {
+            (true, false) => count(Counter::BytesToDevice, len as u64),
+            (false, true) => count(Counter::BytesToHost, len as u64),
+            _ => {}
+        }
         // SAFETY: ORT's tensors have `len` bytes, and their users go by the stream. Page-locked tensors are of our pool,
         // which lets nobody have a freed block before the stream's work on it is done; pageable ones go through a ring,
         // and `finish` ends its batch before ORT gets to touch them.

@@ -1,0 +1,182 @@
+//! One Run: ORT's kernel context as addresses, and the lane of its stream.
+
+use crate::counters::{Counter, add};
+use crate::graphs::Graphs;
+use crate::replay::{Addresses, Lane};
+use abi::cuda::Stream;
+use abi::ort::{Compiled, Context, DeviceKind, Input};
+use abi::{DType, Error, Result};
+use kernels::cuda::{Buffer, Device};
+use kernels::plan::{Io, Plan, Prepared};
+use std::collections::HashMap;
+use std::ffi::c_void;
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// Lanes of streams that no longer exist are let go beyond this many.
+const LANES: usize = 16;
+
+/// A compiled group.
+pub struct CompiledPlan {
+    pub plan: Plan,
+    pub device: Arc<Device>,
+    pub graphs: Arc<Graphs>,
+    /// Whether Runs launch a CUDA graph.
+    pub use_graphs: bool,
+    /// For Runs that ORT gives no stream.
+    pub default_stream: Stream,
+    lanes: Mutex<Lanes>,
+}
+
+/// By stream handle, least recently used first.
+type Lanes = Vec<(usize, Arc<Mutex<StreamLane>>)>;
+
+/// What a stream needs besides its graphs.
+#[derive(Default)]
+struct StreamLane {
+    lane: Lane,
+    /// By graph input: memory for a copy of it.
+    copies: HashMap<usize, Buffer>,
+}
+
+impl CompiledPlan {
+    pub fn new(plan: Plan, device: Arc<Device>, graphs: Arc<Graphs>, use_graphs: bool) -> Result<Self> {
+        let default_stream = Stream::new(device.context())?;
+        Ok(Self { plan, device, graphs, use_graphs, default_stream, lanes: Mutex::default() })
+    }
+
+    fn lane(&self, stream: &Stream) -> Arc<Mutex<StreamLane>> {
+        let key = stream.handle() as usize;
+        let mut lanes = self.lanes.lock().unwrap_or_else(PoisonError::into_inner);
+        let found = lanes.iter().position(|(k, _)| *k == key).map(|at| lanes.remove(at));
+        let (_, lane) = found.unwrap_or_default();
+        if lanes.len() >= LANES {
+            // One in use lives on through its user's reference.
+            lanes.remove(0);
+        }
+        lanes.push((key, lane.clone()));
+        lane
+    }
+
+    /// The Run's stream, and whether the Run must wait for it itself.
+    fn stream(&self, handle: *mut c_void) -> (Stream, bool) {
+        if handle.is_null() {
+            return (self.default_stream.clone(), true);
+        }
+        // SAFETY: ORT keeps the Run's stream alive until the Run ends, and it is one of this device (the factory makes
+        // them, or the user has passed it).
+        (unsafe { Stream::from_raw(self.device.context(), handle) }, false)
+    }
+
+    fn execute(
+        &self,
+        lane: &mut StreamLane,
+        stream: &Stream,
+        prepared: &Prepared,
+        addresses: &Addresses,
+    ) -> Result<()> {
+        let (device, program) = (&self.device, &prepared.program);
+        if !self.use_graphs || stream.is_capturing()? {
+            return lane.lane.run_eagerly(device, stream, program, addresses);
+        }
+        match self.graphs.wanted() {
+            None => lane.lane.run(device, stream, program, addresses),
+            Some(id) => {
+                let replay = lane.lane.run_and_keep(device, stream, program, addresses)?;
+                self.graphs.keep(id, replay, stream.clone());
+                Ok(())
+            }
+        }
+    }
+}
+
+impl Compiled for CompiledPlan {
+    fn run(&self, context: &Context<'_>) -> Result<()> {
+        let inputs = (0..context.input_count()).map(|i| context.input(i)).collect::<Result<Vec<_>>>()?;
+        let io = RunIo { inputs };
+        let prepared = self.plan.prepare(&io)?;
+        let mut addresses = Addresses {
+            inputs: io.inputs.iter().map(|input| input.data as u64).collect(),
+            outputs: Vec::with_capacity(context.output_count()),
+        };
+        let mut lengths = Vec::with_capacity(context.output_count());
+        for j in 0..context.output_count() {
+            let (dtype, shape) = prepared.output(&self.plan, j)?;
+            let output = context.output(j, shape)?;
+            if output.dtype != dtype {
+                return Err(Error::Internal(format!(
+                    "output {j}: ORT expects {}, the plan makes {dtype}",
+                    output.dtype
+                )));
+            }
+            if output.len > 0 && output.memory().kind != DeviceKind::Gpu {
+                return Err(Error::Internal(format!("output {j} is in host memory that the device cannot write")));
+            }
+            addresses.outputs.push(output.data as u64);
+            lengths.push(output.len);
+        }
+        let (stream, wait) = self.stream(context.stream_handle());
+        let lane = self.lane(&stream);
+        let mut lane = lane.lock().unwrap_or_else(PoisonError::into_inner);
+        lane.copy_inputs(self, &stream, &io.inputs, &mut addresses, &lengths)?;
+        self.execute(&mut lane, &stream, &prepared, &addresses)?;
+        if wait { stream.synchronize() } else { Ok(()) }
+    }
+}
+
+impl StreamLane {
+    /// Copies inputs that the kernels cannot read where they are: those in pageable memory, and those that share memory
+    /// with an output which no declared in-place update explains.
+    fn copy_inputs(
+        &mut self,
+        of: &CompiledPlan,
+        stream: &Stream,
+        inputs: &[Input<'_>],
+        addresses: &mut Addresses,
+        lengths: &[usize],
+    ) -> Result<()> {
+        for (i, input) in inputs.iter().enumerate() {
+            let (start, bytes) = (addresses.inputs[i], input.len());
+            let clash = |(j, (&out, &len)): (usize, (&u64, &usize))| {
+                let overlap = len > 0 && start < out + len as u64 && out < start + bytes as u64;
+                overlap && !(start == out && of.plan.may_share(i, j))
+            };
+            let outputs = addresses.outputs.iter().zip(lengths).enumerate();
+            let pageable = input.memory().kind == DeviceKind::Cpu;
+            if bytes == 0 || !(pageable || outputs.into_iter().any(clash)) {
+                continue;
+            }
+            if self.copies.get(&i).is_none_or(|copy| copy.len() < bytes) {
+                stream.synchronize()?;
+                self.copies.insert(i, of.device.alloc(bytes.next_power_of_two())?);
+            }
+            let copy = self.copies[&i].address();
+            add(Counter::CopiedInputs, 1);
+            // SAFETY: both hold `bytes` bytes for the length of the Run, which waits for the stream before ORT lets go of
+            // the input; the copy is this lane's alone.
+            unsafe {
+                if pageable {
+                    stream.copy_to_device(copy, input.data, bytes)?;
+                } else {
+                    stream.copy(copy, start, bytes)?;
+                }
+            }
+            addresses.inputs[i] = copy;
+        }
+        Ok(())
+    }
+}
+
+struct RunIo<'a> {
+    inputs: Vec<Input<'a>>,
+}
+
+impl Io for RunIo<'_> {
+    fn input(&self, i: usize) -> Result<(DType, &[usize], *const u8)> {
+        let input = &self.inputs[i];
+        Ok((input.dtype, input.shape, input.data))
+    }
+
+    fn output(&mut self, j: usize, _dtype: DType, _shape: &[usize]) -> Result<*mut u8> {
+        Err(Error::Internal(format!("output {j} of a CUDA plan was asked of the host")))
+    }
+}
