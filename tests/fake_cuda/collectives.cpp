@@ -71,13 +71,18 @@ void finish_mma(Slot* slots, unsigned) {
     }
 }
 
+// The calling lane's slot.
+const Slot& own_slot(Collective kind, const void* value, unsigned bytes, Finish finish, unsigned argument = 0) {
+    Fiber& fiber = current();
+    return fiber.processor->collective(fiber, kind, value, bytes, finish, argument)[fiber.lane];
+}
+
 void mma(float* d, const uint32_t* a, const uint32_t* b, Collective kind, Finish finish) {
     MmaOperands o;
     std::copy(a, a + 4, o.a);
     std::copy(b, b + 2, o.b);
     std::copy(d, d + 4, o.d);
-    const Slot* slots = collective(kind, &o, sizeof o, finish);
-    o = read<MmaOperands>(slots[self->lane]);
+    o = read<MmaOperands>(own_slot(kind, &o, sizeof o, finish));
     std::copy(o.d, o.d + 4, d);
 }
 
@@ -104,8 +109,8 @@ void finish_ldmatrix(Slot* slots, unsigned argument) {
 
 }  // namespace
 
-float warp_sum(float x) { return read<float>(collective(Collective::kSum, &x, sizeof x, finish_sum)[self->lane]); }
-float warp_max(float x) { return read<float>(collective(Collective::kMax, &x, sizeof x, finish_max)[self->lane]); }
+float warp_sum(float x) { return read<float>(own_slot(Collective::kSum, &x, sizeof x, finish_sum)); }
+float warp_max(float x) { return read<float>(own_slot(Collective::kMax, &x, sizeof x, finish_max)); }
 
 void mma_m16n8k16_f16(float* d, const uint32_t* a, const uint32_t* b) {
     mma(d, a, b, Collective::kMmaF16, finish_mma<half>);
@@ -115,22 +120,21 @@ void mma_m16n8k16_bf16(float* d, const uint32_t* a, const uint32_t* b) {
 }
 
 void ldmatrix(uint32_t* r, unsigned matrices, const void* row, bool transposed) {
-    const Slot* slots =
-        collective(Collective::kLdmatrix, &row, sizeof row, finish_ldmatrix, matrices + (transposed ? 8 : 0));
-    std::memcpy(r, slots[self->lane].bytes, matrices * sizeof *r);
+    const unsigned argument = matrices + (transposed ? 8 : 0);
+    std::memcpy(r, own_slot(Collective::kLdmatrix, &row, sizeof row, finish_ldmatrix, argument).bytes, matrices * sizeof *r);
 }
 
 void cp_async_16(void* shared, const void* global, bool valid) {
     check_aligned(shared, 16);
     check_aligned(global, 16);
-    Fiber& fiber = *static_cast<Fiber*>(self);
+    Fiber& fiber = current();
     fiber.copies.push_back({shared, global, valid, fiber.group});
 }
 
-void cp_async_commit() { ++static_cast<Fiber*>(self)->group; }
+void cp_async_commit() { ++current().group; }
 
 void cp_async_wait(unsigned newest) {
-    Fiber& fiber = *static_cast<Fiber*>(self);
+    Fiber& fiber = current();
     auto copy = fiber.copies.begin();
     for (; copy != fiber.copies.end() && copy->group + newest < fiber.group; ++copy) {
         if (copy->valid) {

@@ -31,7 +31,7 @@ $(OUT)/libcuda.so.1: $(OBJECTS) $(HERE)/driver.mk $(HERE)/exports.map
 
 $(OUT)/driver/%.o: $(HERE)/%.cpp $(HERE)/driver.mk | $(OUT)/driver
 	echo 'compiling $(notdir $<)'
-	$(CXX) $(COMMON) -MMD -MP -c $< -o $@
+	$(CXX) $(COMMON) -fno-plt -fno-semantic-interposition -MMD -MP -c $< -o $@
 
 # Files are modules of their own on a GPU: nothing but the kernels' descriptions may be shared between them.
 $(OUT)/kernels/%.o: $(HERE)/driver.mk | $(OUT)/kernels

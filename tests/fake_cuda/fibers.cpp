@@ -100,6 +100,7 @@ void Processor::prepare(const Launch& launch, bool descending) {
         fiber.lane = i % kWarp;
         fiber.warp = i / kWarp;
         fiber.block = &block_;
+        fiber.processor = this;
     }
     shared_ = shared_mapping_ + kSharedMapping - kSharedGuard - round_up(launch.shared_bytes, 128);
     std::memset(shared_ - kSharedGuard, kGuardByte, kSharedGuard);
@@ -130,7 +131,8 @@ bool Processor::run_block(uint3 index) {
     std::memset(shared_, 0xff, launch_->shared_bytes);
 
     running = this;
-    start_or_resume(*next_ready(), &main_stack_pointer_);
+    self_ = &self;
+    start_or_resume(*next_ready(descending_ ? kMaxWarps - 1 : 0), &main_stack_pointer_);
     running = nullptr;
     self = nullptr;
     return message_.empty() && check_shared_guards();
@@ -150,9 +152,9 @@ bool Processor::check_shared_guards() {
 }
 
 // Stays in the current warp while it has a lane to run.
-Fiber* Processor::next_ready() {
+Fiber* Processor::next_ready(unsigned current_warp) {
     if (ready_warps_ == 0) return nullptr;
-    unsigned warp = self != nullptr ? self->warp : descending_ ? kMaxWarps - 1 : 0;
+    unsigned warp = current_warp;
     if ((ready_warps_ >> warp & 1) == 0) warp = descending_ ? 31 - __builtin_clz(ready_warps_) : __builtin_ctz(ready_warps_);
     Warp& w = warps_[warp];
     const unsigned lane = descending_ ? 31 - __builtin_clz(w.ready) : __builtin_ctz(w.ready);
@@ -162,7 +164,7 @@ Fiber* Processor::next_ready() {
 }
 
 void Processor::start_or_resume(Fiber& next, void** leave) {
-    self = &next;
+    *self_ = &next;
     if (!next.started) {
         unsigned stack = stacks_used_;
         if (free_stacks_.empty()) {
@@ -189,20 +191,20 @@ void Processor::start_or_resume(Fiber& next, void** leave) {
 // Threads that never wait run one after another on one stack.
 void Processor::run_fibers() {
     void* dead;
-    Fiber* fiber = static_cast<Fiber*>(self);
+    Fiber* fiber = &current();
     const unsigned stack = fiber->stack;
     for (;;) {
         fiber->started = true;
         launch_->kernel->run(launch_->params);
         ++finished_;
-        fiber = next_ready();
+        fiber = next_ready(fiber->warp);
         if (fiber == nullptr) break;
         if (fiber->started) {
             free_stacks_.push_back(stack);
             start_or_resume(*fiber, &dead);
         }
         fiber->stack = stack;
-        self = fiber;
+        *self_ = fiber;
     }
     if (finished_ != threads_) {
         abandon("threads wait in __syncthreads or in an operation of their warp that others do not reach");
@@ -213,13 +215,12 @@ void Processor::run_fibers() {
 void Processor::fiber_main(Processor* processor) { processor->run_fibers(); }
 
 // Leaves the running thread, which waits, for another.
-void Processor::leave() {
-    Fiber* fiber = static_cast<Fiber*>(self);
-    Fiber* next = next_ready();
+void Processor::leave(Fiber& fiber) {
+    Fiber* next = next_ready(fiber.warp);
     if (next == nullptr) {
         abandon("threads wait in __syncthreads or in an operation of their warp that others do not reach");
     }
-    start_or_resume(*next, &fiber->stack_pointer);
+    start_or_resume(*next, &fiber.stack_pointer);
 }
 
 void* Processor::abandoned_at(const char* message) {
@@ -233,47 +234,52 @@ void Processor::abandon(const char* message) {
     __builtin_unreachable();
 }
 
-Slot* Processor::collective(Collective kind, const void* value, unsigned bytes, Finish finish, unsigned argument) {
-    Warp& warp = warps_[self->warp];
+Slot* Processor::collective(Fiber& fiber, Collective kind, const void* value, unsigned bytes, Finish finish,
+                            unsigned argument) {
+    Warp& warp = warps_[fiber.warp];
     Slot* slots = warp.slots[warp.half];
-    const uint32_t bit = 1u << self->lane;
+    const uint32_t bit = 1u << fiber.lane;
     if (warp.arrived == 0) {
         warp.kind = kind;
         if (warp.present != 0xffffffffu) std::memset(slots, 0xff, sizeof warp.slots[0]);
     } else if (warp.kind != kind) {
         abandon("the lanes of a warp are in different operations of the warp");
     }
-    if (bytes != 0) std::memcpy(slots[self->lane].bytes, value, bytes);
+    if (bytes != 0) std::memcpy(slots[fiber.lane].bytes, value, bytes);
     warp.arrived |= bit;
     if (warp.arrived != warp.present) {
-        leave();
+        leave(fiber);
         return slots;
     }
     if (finish != nullptr) finish(slots, argument);
     warp.arrived = 0;
     warp.half ^= 1;
     warp.ready = warp.present & ~bit;
-    if (warp.ready != 0) ready_warps_ |= 1u << self->warp;
+    if (warp.ready != 0) ready_warps_ |= 1u << fiber.warp;
     return slots;
 }
 
-void Processor::barrier() {
-    if (++at_barrier_ != threads_) return leave();
+void Processor::barrier(Fiber& fiber) {
+    if (++at_barrier_ != threads_) return leave(fiber);
     at_barrier_ = 0;
     for (unsigned w = 0; w * kWarp < threads_; ++w) {
         warps_[w].ready = warps_[w].present;
         ready_warps_ |= 1u << w;
     }
-    Warp& own = warps_[self->warp];
-    own.ready &= ~(1u << self->lane);
-    if (own.ready == 0) ready_warps_ &= ~(1u << self->warp);
+    Warp& own = warps_[fiber.warp];
+    own.ready &= ~(1u << fiber.lane);
+    if (own.ready == 0) ready_warps_ &= ~(1u << fiber.warp);
 }
 
 Slot* collective(Collective kind, const void* value, unsigned bytes, Finish finish, unsigned argument) {
-    return Processor::running->collective(kind, value, bytes, finish, argument);
+    Fiber& fiber = current();
+    return fiber.processor->collective(fiber, kind, value, bytes, finish, argument);
 }
-void barrier() { Processor::running->barrier(); }
-void fail(const char* message) { Processor::running->abandon(message); }
-void* dynamic_shared() { return Processor::running->dynamic_shared(); }
+void barrier() {
+    Fiber& fiber = current();
+    fiber.processor->barrier(fiber);
+}
+void fail(const char* message) { current().processor->abandon(message); }
+void* dynamic_shared() { return current().processor->dynamic_shared(); }
 
 }  // namespace nxrt::emulate

@@ -31,7 +31,10 @@ struct Copy {
     unsigned group;
 };
 
+class Processor;
+
 struct Fiber : Thread {
+    Processor* processor = nullptr;
     // Where to go on, once the thread has left the OS thread in a collective operation.
     void* stack_pointer = nullptr;
     unsigned stack = 0;
@@ -68,24 +71,26 @@ public:
     [[noreturn]] void abandon(const char* message);
     void* abandoned_at(const char* message);
 
-    Slot* collective(Collective kind, const void* value, unsigned bytes, Finish finish, unsigned argument);
-    void barrier();
+    Slot* collective(Fiber& fiber, Collective kind, const void* value, unsigned bytes, Finish finish, unsigned argument);
+    void barrier(Fiber& fiber);
     void* dynamic_shared() const { return shared_; }
     // Whether the address is in a guard page of a fiber's stack.
     bool is_stack_guard(uintptr_t address) const;
 
     // The processor whose block runs on this OS thread, or null.
-    static __thread Processor* running;
+    static __thread Processor* running __attribute__((visibility("hidden")));
 
 private:
-    Fiber* next_ready();
+    Fiber* next_ready(unsigned current_warp);
     void start_or_resume(Fiber& next, void** leave);
-    void leave();
+    void leave(Fiber& fiber);
     void run_fibers();
     static void fiber_main(Processor* processor);
     bool check_shared_guards();
 
     const Launch* launch_ = nullptr;
+    // Where this OS thread has `self`.
+    Thread** self_ = nullptr;
     bool descending_ = false;
     Block block_{};
     unsigned threads_ = 0;
@@ -103,5 +108,8 @@ private:
     unsigned char* shared_mapping_ = nullptr;
     unsigned char* shared_ = nullptr;
 };
+
+// The thread that calls.
+inline Fiber& current() { return *static_cast<Fiber*>(self); }
 
 }  // namespace nxrt::emulate
