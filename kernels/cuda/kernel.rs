@@ -74,6 +74,11 @@ impl<'a> LaunchCx<'a> {
         self.input(slot).expect("the claim checked that required inputs are present")
     }
 
+    /// Number of input slots, trailing absent ones included.
+    pub fn inputs_len(&self) -> usize {
+        self.inputs.len()
+    }
+
     /// Address of input `slot`; null when absent.
     pub fn input_ptr(&self, slot: usize) -> DevPtr {
         self.input(slot).map_or(DevPtr::NULL, |t| t.ptr)

@@ -7,7 +7,9 @@ mod device;
 pub mod images;
 mod kernel;
 mod launch;
+pub mod number;
 mod program;
+pub mod walk;
 
 pub use device::{Buffer, Device, DeviceMemory};
 pub use kernel::{DeviceKernel, DeviceTensor, LaunchCx, linear, suffix};

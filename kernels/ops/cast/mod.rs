@@ -1,6 +1,7 @@
 //! Cast and CastLike: <https://onnx.ai/onnx/operators/onnx__Cast.html>,
 //! <https://onnx.ai/onnx/operators/onnx__CastLike.html>.
 
+mod cuda;
 #[cfg(test)]
 mod tests;
 
@@ -23,8 +24,8 @@ use half::{bf16, f16};
 
 /// The definitions.
 pub const OPS: &[OpDef] = &[
-    OpDef::new("", "Cast", (6, 28), claim, infer, build).with_alias(alias),
-    OpDef::new("", "CastLike", (15, 25), claim, infer, build).with_alias(alias),
+    OpDef::new("", "Cast", (6, 28), claim, infer, build).with_alias(alias).with_cuda(cuda::build),
+    OpDef::new("", "CastLike", (15, 25), claim, infer, build).with_alias(alias).with_cuda(cuda::build),
 ];
 
 /// The output's type: an attribute of Cast, input 1's type of CastLike.

@@ -1,11 +1,12 @@
 //! Functions of two tensors that broadcast.
 
-use super::{CHEAP, claim_same, infer_broadcast};
+use super::{CHEAP, claim_same, cuda, infer_broadcast};
 use crate::build::BuildCx;
 use crate::cpu::arithmetic::{Bits, Number};
 use crate::cpu::map::{self, Loop2, Op2, loop2};
 use crate::cpu::number::{ANY, Bool, FLOATS, INTS, NUMBERS, Stored};
 use crate::cpu::view::View;
+use crate::cuda::walk::claim_rank;
 use crate::kernel::{Kernel, RunCx};
 use crate::op::{Decline, NodeCx, OpDef};
 use crate::settings::Tier;
@@ -44,7 +45,8 @@ macro_rules! binary_ops {
                     divides: None,
                 })))
             },
-        )),*];
+        )
+        .with_cuda_claim(claim_rank, |cx, device| cuda::binary(cx, device, cuda::Binary::$struct))),*];
     };
     (@computed Same $C:ident) => { $C };
     (@computed Bool $C:ident) => { Bool };
@@ -167,13 +169,18 @@ pub const IRREGULAR: &[OpDef] = &[
             let tier = cx.settings().tier;
             Ok(with_number!(cx.required(0)?.dtype, T => divider::<T>(tier, loop2::<Div, <T as Stored>::C>)))
         },
-    ),
+    )
+    .with_cuda_claim(claim_rank, |cx, device| cuda::binary(cx, device, cuda::Binary::Div)),
     OpDef::new("", "Mod", (10, 28), claim_mod, infer_same_type, |cx| {
         let (tier, fmod) = (cx.settings().tier, cx.int("fmod", 0) != 0);
         Ok(with_number!(cx.required(0)?.dtype, T => {
             type C = <T as Stored>::C;
             divider::<T>(tier, if fmod { loop2::<Fmod, C> } else { loop2::<Modulo, C> })
         }))
+    })
+    .with_cuda_claim(claim_rank, |cx, device| {
+        let op = if cx.int("fmod", 0) != 0 { cuda::Binary::Rem } else { cuda::Binary::Modulo };
+        cuda::binary(cx, device, op)
     }),
     OpDef::new("", "BitShift", (11, 28), claim_shift, infer_same_type, |cx| {
         let (tier, left) = (cx.settings().tier, cx.string("direction", "") == "LEFT");
@@ -182,10 +189,17 @@ pub const IRREGULAR: &[OpDef] = &[
             tier,
             divides: None,
         })))
+    })
+    .with_cuda_claim(claim_rank, |cx, device| {
+        let left = cx.string("direction", "") == "LEFT";
+        cuda::binary(cx, device, if left { cuda::Binary::ShiftLeft } else { cuda::Binary::ShiftRight })
     }),
-    OpDef::new("", "And", (7, 7), |cx| claim_same(cx, 2, BOOL), infer_same_type, |cx| logic(cx, loop2::<And, Bool>)),
-    OpDef::new("", "Or", (7, 7), |cx| claim_same(cx, 2, BOOL), infer_same_type, |cx| logic(cx, loop2::<Or, Bool>)),
-    OpDef::new("", "Xor", (7, 7), |cx| claim_same(cx, 2, BOOL), infer_same_type, |cx| logic(cx, loop2::<Xor, Bool>)),
+    OpDef::new("", "And", (7, 7), |cx| claim_same(cx, 2, BOOL), infer_same_type, |cx| logic(cx, loop2::<And, Bool>))
+        .with_cuda_claim(claim_rank, |cx, device| cuda::binary(cx, device, cuda::Binary::BitwiseAnd)),
+    OpDef::new("", "Or", (7, 7), |cx| claim_same(cx, 2, BOOL), infer_same_type, |cx| logic(cx, loop2::<Or, Bool>))
+        .with_cuda_claim(claim_rank, |cx, device| cuda::binary(cx, device, cuda::Binary::BitwiseOr)),
+    OpDef::new("", "Xor", (7, 7), |cx| claim_same(cx, 2, BOOL), infer_same_type, |cx| logic(cx, loop2::<Xor, Bool>))
+        .with_cuda_claim(claim_rank, |cx, device| cuda::binary(cx, device, cuda::Binary::BitwiseXor)),
 ];
 
 fn infer_same_type(cx: &NodeCx) -> Result<Vec<crate::fact::Fact>> {

@@ -2,6 +2,7 @@
 //! <https://onnx.ai/onnx/operators/>, <https://onnx.ai/onnx/repo-docs/Broadcasting.html>.
 
 pub mod binary;
+mod cuda;
 pub mod pow;
 pub mod select;
 pub mod swiglu;

@@ -1,11 +1,12 @@
 //! Pow, whose operands may be of two types: <https://onnx.ai/onnx/operators/onnx__Pow.html>.
 
-use super::{COSTLY, claim_rank, infer_broadcast};
+use super::{COSTLY, claim_rank, cuda, infer_broadcast};
 use crate::build::BuildCx;
 use crate::cpu::arithmetic::Number;
 use crate::cpu::map::{self, Reader};
 use crate::cpu::number::{FLOATS, INTS, NUMBERS, Stored};
 use crate::cpu::view::View;
+use crate::cuda::walk;
 use crate::kernel::{Carver, Kernel, RunCx, Shapes, Tensor};
 use crate::op::{Decline, NodeCx, OpDef};
 use crate::with_number;
@@ -13,7 +14,8 @@ use abi::Result;
 use std::marker::PhantomData;
 
 /// Pow.
-pub const OPS: &[OpDef] = &[OpDef::new("", "Pow", (7, 15), claim, infer, build)];
+pub const OPS: &[OpDef] =
+    &[OpDef::new("", "Pow", (7, 15), claim, infer, build).with_cuda_claim(walk::claim_rank, cuda::pow)];
 
 fn claim(cx: &NodeCx) -> Result<(), Decline> {
     cx.check_required(2)?;

@@ -1,17 +1,19 @@
 //! Where: <https://onnx.ai/onnx/operators/onnx__Where.html>.
 
-use super::{CHEAP, claim_rank, infer_broadcast};
+use super::{CHEAP, claim_rank, cuda, infer_broadcast};
 use crate::build::BuildCx;
 use crate::cpu::map::{self, Reader, words, words_mut};
 use crate::cpu::number::{ANY, Bool, Stored};
 use crate::cpu::view::View;
+use crate::cuda::walk;
 use crate::kernel::{Kernel, RunCx};
 use crate::op::{Decline, NodeCx, OpDef};
 use crate::with_word;
 use abi::{DType, Result};
 
 /// Where.
-pub const OPS: &[OpDef] = &[OpDef::new("", "Where", (9, 16), claim, infer, build)];
+pub const OPS: &[OpDef] =
+    &[OpDef::new("", "Where", (9, 16), claim, infer, build).with_cuda_claim(walk::claim_rank, cuda::select)];
 
 fn claim(cx: &NodeCx) -> Result<(), Decline> {
     cx.check_required(3)?;

@@ -1,6 +1,6 @@
 //! SwiGLU: <https://onnx.ai/onnx/operators/onnx__SwiGLU.html>.
 
-use super::{COSTLY, claim_same};
+use super::{COSTLY, claim_same, cuda};
 use crate::build::BuildCx;
 use crate::cpu::arithmetic::{Number, Real};
 use crate::cpu::map::{self, Reader, Task, vectorize};
@@ -14,7 +14,8 @@ use crate::with_real;
 use abi::Result;
 
 /// SwiGLU.
-pub const OPS: &[OpDef] = &[OpDef::new("", "SwiGLU", (28, 28), |cx| claim_same(cx, 2, FLOATS), infer, build)];
+pub const OPS: &[OpDef] = &[OpDef::new("", "SwiGLU", (28, 28), |cx| claim_same(cx, 2, FLOATS), infer, build)
+    .with_cuda(|cx, device| cuda::binary(cx, device, cuda::Binary::SwiGlu))];
 
 fn infer(cx: &NodeCx) -> Result<Vec<Fact>> {
     let (a, b) = (cx.required(0)?, cx.required(1)?);

@@ -1,10 +1,11 @@
 //! Functions of one tensor.
 
-use super::{CHEAP, COSTLY, infer_like, infer_same};
+use super::{CHEAP, COSTLY, cuda, infer_like, infer_same};
 use crate::build::BuildCx;
 use crate::cpu::arithmetic::{Bits, Number, Real};
 use crate::cpu::map::{self, Loop1, Op1, loop1};
 use crate::cpu::number::{Bool, FLOATS, INTS, NUMBERS, Stored};
+use crate::cuda::{Device, DeviceKernel};
 use crate::fact::Fact;
 use crate::kernel::{Kernel, RunCx};
 use crate::op::{Decline, NodeCx, OpDef};
@@ -12,6 +13,7 @@ use crate::settings::Tier;
 use crate::{with_integer, with_number, with_real};
 use abi::{DType, Result};
 use std::marker::PhantomData;
+use std::sync::Arc;
 
 const SIGNED: &[DType] =
     &[DType::F32, DType::F16, DType::BF16, DType::F64, DType::I64, DType::I32, DType::I16, DType::I8];
@@ -60,7 +62,11 @@ macro_rules! unary_ops {
                     grain: $grain,
                 })))
             },
-        )),*];
+        )
+        .with_cuda(|cx, device| {
+            let p = params(cx, $params);
+            cuda::unary(cx, device, cuda::Unary::$struct, Some(p))
+        })),*];
     };
 }
 
@@ -181,7 +187,8 @@ pub const IRREGULAR: &[OpDef] = &[
                 f: loop1::<IsNan, <T as Stored>::C>, p: [<T as Stored>::C::ZERO; 2], tier, grain: CHEAP,
             })))
         },
-    ),
+    )
+    .with_cuda(|cx, device| cuda::unary(cx, device, cuda::Unary::IsNan, Some([0.0; 2]))),
     OpDef::new(
         "",
         "IsInf",
@@ -189,13 +196,17 @@ pub const IRREGULAR: &[OpDef] = &[
         |cx| claim(cx, FLOATS),
         infer_bool,
         |cx| {
-            let flags = ["detect_negative", "detect_positive"].map(|name| (cx.int(name, 1) != 0) as u8 as f64);
+            let flags = detected(cx);
             let tier = cx.settings().tier;
             Ok(with_real!(cx.required(0)?.dtype, T => Box::new(Unary::<T, Bool> {
                 f: loop1::<IsInf, <T as Stored>::C>, p: flags.map(<T as Stored>::C::of_f64), tier, grain: CHEAP,
             })))
         },
-    ),
+    )
+    .with_cuda(|cx, device| {
+        let flags = detected(cx);
+        cuda::unary(cx, device, cuda::Unary::IsInf, Some(flags))
+    }),
     OpDef::new(
         "",
         "Not",
@@ -206,14 +217,21 @@ pub const IRREGULAR: &[OpDef] = &[
             let tier = cx.settings().tier;
             Ok(Box::new(Unary::<Bool, Bool> { f: loop1::<Not, Bool>, p: [Bool(0); 2], tier, grain: CHEAP }))
         },
-    ),
-    OpDef::new("", "Gelu", (20, 20), claim_gelu, infer_same, build_gelu),
-    OpDef::new("com.microsoft", "Gelu", (1, 1), claim_gelu, infer_same, build_gelu),
+    )
+    .with_cuda(|cx, device| cuda::unary(cx, device, cuda::Unary::Not, Some([0.0; 2]))),
+    OpDef::new("", "Gelu", (20, 20), claim_gelu, infer_same, build_gelu).with_cuda(build_gelu_cuda),
+    OpDef::new("com.microsoft", "Gelu", (1, 1), claim_gelu, infer_same, build_gelu).with_cuda(build_gelu_cuda),
     OpDef::new("", "Clip", (11, 13), claim_clip, infer_clip, |cx| {
         let tier = cx.settings().tier;
         Ok(with_number!(cx.required(0)?.dtype, T => Box::new(Clamp::<T> { tier, kind: PhantomData })))
-    }),
+    })
+    .with_cuda(|cx, device| cuda::unary(cx, device, cuda::Unary::Clip, None)),
 ];
+
+/// Whether IsInf detects the negative and the positive infinity: 0 or 1.
+fn detected(cx: &NodeCx) -> [f64; 2] {
+    ["detect_negative", "detect_positive"].map(|name| (cx.int(name, 1) != 0) as u8 as f64)
+}
 
 fn claim(cx: &NodeCx, allowed: &[DType]) -> Result<(), Decline> {
     cx.check_required(1)?;
@@ -257,13 +275,23 @@ fn claim_gelu(cx: &NodeCx) -> Result<(), Decline> {
     cx.check_string("approximate", "none", &["none", "tanh"])
 }
 
-fn build_gelu(cx: &mut BuildCx) -> Result<Box<dyn Kernel>> {
-    let (tier, tanh) = (cx.settings().tier, cx.string("approximate", "none") == "tanh");
-    let p = if tanh {
-        [2.0 * (2.0 / std::f64::consts::PI).sqrt(), 0.044715]
+/// Whether Gelu is approximated, and its parameters.
+fn gelu(cx: &NodeCx) -> (bool, [f64; 2]) {
+    if cx.string("approximate", "none") == "tanh" {
+        (true, [2.0 * (2.0 / std::f64::consts::PI).sqrt(), 0.044715])
     } else {
-        [std::f64::consts::FRAC_1_SQRT_2, 0.5]
-    };
+        (false, [std::f64::consts::FRAC_1_SQRT_2, 0.5])
+    }
+}
+
+fn build_gelu_cuda(cx: &mut BuildCx, device: &Arc<Device>) -> Result<Box<dyn DeviceKernel>> {
+    let (tanh, p) = gelu(cx);
+    cuda::unary(cx, device, if tanh { cuda::Unary::TanhGelu } else { cuda::Unary::ErfGelu }, Some(p))
+}
+
+fn build_gelu(cx: &mut BuildCx) -> Result<Box<dyn Kernel>> {
+    let (tanh, p) = gelu(cx);
+    let tier = cx.settings().tier;
     Ok(with_real!(cx.required(0)?.dtype, T => {
         type C = <T as Stored>::C;
         let f = if tanh { loop1::<TanhGelu, C> } else { loop1::<ErfGelu, C> };

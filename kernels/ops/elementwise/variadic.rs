@@ -1,6 +1,6 @@
 //! Functions of one or more tensors that broadcast: Max, Min, Sum, Mean.
 
-use super::{CHEAP, claim_same, infer_broadcast};
+use super::{CHEAP, claim_same, cuda, infer_broadcast};
 use crate::cpu::arithmetic::Number;
 use crate::cpu::map::{self, BLOCK, Loop1, Loop2, Op1, Op2, Reader, loop1, loop2};
 use crate::cpu::number::{FLOATS, NUMBERS, Stored};
@@ -31,7 +31,8 @@ macro_rules! folds {
                 type C = <T as Stored>::C;
                 Box::new(Fold::<T> { f: loop2::<$struct, C>, divide: $mean.then_some((loop1::<Scale, C>, C::of_f64(n))), tier })
             }))
-        })),*];
+        })
+        .with_cuda_claim(cuda::claim_variadic, |cx, device| cuda::variadic(cx, device, cuda::Variadic::$struct))),*];
     };
 }
 

@@ -2,10 +2,12 @@
 //! <https://onnx.ai/onnx/operators/onnx__GatherElements.html>, <https://onnx.ai/onnx/operators/onnx__GatherND.html>.
 
 mod cpu;
+pub(crate) mod cuda;
 #[cfg(test)]
 mod tests;
 
 use crate::cpu::number::MOVABLE;
+use crate::cuda::walk::claim_rank as claim_device_rank;
 pub(crate) use cpu::{Indices, NdPlan, element};
 
 use crate::fact::{self, Fact};
@@ -15,13 +17,16 @@ use abi::{DType, Dim, Result};
 
 /// The definitions.
 pub const OPS: &[OpDef] = &[
-    OpDef::new("", "Gather", (1, 13), claim, infer_gather, |cx| Ok(Box::new(cpu::Gather(cx.int("axis", 0))))),
+    OpDef::new("", "Gather", (1, 13), claim, infer_gather, |cx| Ok(Box::new(cpu::Gather(cx.int("axis", 0)))))
+        .with_cuda(cuda::gather),
     OpDef::new("", "GatherElements", (11, 13), claim, infer_elements, |cx| {
         Ok(Box::new(cpu::GatherElements(cx.int("axis", 0))))
-    }),
+    })
+    .with_cuda_claim(claim_device_rank, cuda::elements),
     OpDef::new("", "GatherND", (11, 13), claim_nd, infer_nd, |cx| {
         Ok(Box::new(cpu::GatherNd(cx.int("batch_dims", 0) as usize)))
-    }),
+    })
+    .with_cuda_claim(claim_device_rank, cuda::nd),
 ];
 
 fn claim(cx: &NodeCx) -> Result<(), Decline> {

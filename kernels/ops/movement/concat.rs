@@ -1,15 +1,20 @@
 //! Concat: <https://onnx.ai/onnx/operators/onnx__Concat.html>.
 
 use super::Rows;
+use super::cuda::Pieces;
 use crate::build::BuildCx;
 use crate::cpu::number::MOVABLE;
+use crate::cuda::number::size;
+use crate::cuda::{Device, DeviceKernel, LaunchCx};
 use crate::fact::{self, Fact};
 use crate::kernel::{Kernel, RunCx};
 use crate::op::{Decline, NodeCx, OpDef};
 use abi::{Dim, Result};
+use smallvec::SmallVec;
+use std::sync::Arc;
 
 /// Concat.
-pub const OPS: &[OpDef] = &[OpDef::new("", "Concat", (4, 13), claim, infer, build)];
+pub const OPS: &[OpDef] = &[OpDef::new("", "Concat", (4, 13), claim, infer, build).with_cuda(build_cuda)];
 
 fn claim(cx: &NodeCx) -> Result<(), Decline> {
     cx.check_required(cx.inputs_len().max(1))?;
@@ -69,6 +74,26 @@ fn build(cx: &mut BuildCx) -> Result<Box<dyn Kernel>> {
 
 /// Concat with its axis.
 struct Concat(i64);
+
+fn build_cuda(cx: &mut BuildCx, device: &Arc<Device>) -> Result<Box<dyn DeviceKernel>> {
+    Ok(Box::new(CudaConcat { axis: cx.int("axis", 0), pieces: Pieces::new(device)? }))
+}
+
+struct CudaConcat {
+    axis: i64,
+    pieces: Pieces,
+}
+
+impl DeviceKernel for CudaConcat {
+    fn launch(&self, cx: &mut LaunchCx<'_>) -> Result<()> {
+        let Some(out) = cx.output(0) else { return Ok(()) };
+        let axis = fact::axis(self.axis, out.shape.len()).expect("infer has checked the axis");
+        let count: usize = out.shape[..axis].iter().product();
+        let inputs: SmallVec<[_; 16]> =
+            (0..cx.inputs_len()).map(|slot| cx.required(slot)).map(|t| (t.ptr, t.bytes() / count.max(1))).collect();
+        self.pieces.launch(cx, (out.ptr, count), &inputs, (size(out.dtype), false))
+    }
+}
 
 impl Kernel for Concat {
     fn run(&self, cx: &mut RunCx<'_>) -> Result<()> {

@@ -1,6 +1,7 @@
 //! Ops that move elements without looking at them: Transpose, Expand, Tile, Slice, Concat, Split.
 
 pub mod concat;
+pub(crate) mod cuda;
 pub mod slice;
 pub mod split;
 pub mod strided;

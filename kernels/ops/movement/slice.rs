@@ -1,20 +1,25 @@
 //! Slice: <https://onnx.ai/onnx/operators/onnx__Slice.html>. Starts, ends and axes are attributes in opset 1 and inputs
 //! since 10, which also brought steps.
 
+use super::cuda::Views;
 use super::gather_view;
 use crate::build::BuildCx;
 use crate::cpu::number::MOVABLE;
 use crate::cpu::view::{MAX_RANK, Strides, View};
+use crate::cuda::{Device, DeviceKernel, LaunchCx, walk};
 use crate::fact::{self, Fact};
 use crate::kernel::{Kernel, RunCx, Tensor};
 use crate::op::{Decline, NodeCx, OpDef};
 use crate::ops::elementwise::{check_rank, claim_rank};
 use abi::{DType, Dim, Result};
+use std::sync::Arc;
 
 /// Slice.
 pub const OPS: &[OpDef] = &[
-    OpDef::new("", "Slice", (1, 1), claim, infer, build),
-    OpDef::new("", "Slice", (10, 13), claim, infer, build).with_host_inputs(&[1, 2, 3, 4]),
+    OpDef::new("", "Slice", (1, 1), claim, infer, build).with_cuda_claim(walk::claim_rank, build_cuda),
+    OpDef::new("", "Slice", (10, 13), claim, infer, build)
+        .with_host_inputs(&[1, 2, 3, 4])
+        .with_cuda_claim(walk::claim_rank, build_cuda),
 ];
 
 const INPUTS: [&str; 4] = ["starts", "ends", "axes", "steps"];
@@ -160,15 +165,7 @@ impl Kernel for Slice {
             }
         };
         let parts = parts(shape, lists).map_err(|got| cx.error("slice inputs", got, "as in the definition"))?;
-        let strides = Strides::of(shape);
-        let offset = (0..shape.len())
-            .map(|i| (parts[i].start as isize).wrapping_mul(strides.get(i)))
-            .fold(0, isize::wrapping_add);
-        let dims = (0..shape.len()).map(|i| {
-            // A step over the whole dim leaves one element, whose stride does not matter.
-            let step = parts[i].step.clamp(-(shape[i] as i64) - 1, shape[i] as i64 + 1);
-            (parts[i].len, (step as isize).wrapping_mul(strides.get(i)))
-        });
+        let (offset, dims) = strided(shape, &parts);
         let view = View::new(offset, dims);
         if let Some(out) = cx.outputs.first().and_then(Option::as_ref)
             && out.len() != view.len()
@@ -177,6 +174,45 @@ impl Kernel for Slice {
         }
         gather_view(cx, &view);
         Ok(())
+    }
+}
+
+/// The first element, and length and stride of every dim.
+fn strided<'a>(shape: &'a [usize], parts: &'a [Part]) -> (isize, impl Iterator<Item = (usize, isize)> + 'a) {
+    let strides = Strides::of(shape);
+    let offset =
+        (0..shape.len()).map(|i| (parts[i].start as isize).wrapping_mul(strides.get(i))).fold(0, isize::wrapping_add);
+    let dims = (0..shape.len()).map(move |i| {
+        // A step over the whole dim leaves one element, whose stride does not matter.
+        let step = parts[i].step.clamp(-(shape[i] as i64) - 1, shape[i] as i64 + 1);
+        (parts[i].len, (step as isize).wrapping_mul(strides.get(i)))
+    });
+    (offset, dims)
+}
+
+fn build_cuda(cx: &mut BuildCx, device: &Arc<Device>) -> Result<Box<dyn DeviceKernel>> {
+    let attribute = |name| cx.ints(name).map(<[i64]>::to_vec);
+    let attributes = (cx.node().since_version == 1).then(|| ["starts", "ends", "axes"].map(attribute));
+    Ok(Box::new(CudaSlice { attributes, views: Views::new(device)? }))
+}
+
+struct CudaSlice {
+    attributes: Option<[Option<Vec<i64>>; 3]>,
+    views: Views,
+}
+
+impl DeviceKernel for CudaSlice {
+    fn launch(&self, cx: &mut LaunchCx<'_>) -> Result<()> {
+        let list = |i: usize| match &self.attributes {
+            Some(attributes) => attributes.get(i).cloned().flatten(),
+            None => cx.input(i + 1).and_then(|t| t.ints()),
+        };
+        let lists = [0, 1, 2, 3].map(list);
+        let shape = cx.required(0).shape;
+        let parts = parts(shape, [0, 1, 2, 3].map(|i| lists[i].as_deref()));
+        let parts = parts.map_err(|got| cx.error("slice inputs", got, "as in the definition"))?;
+        let (offset, dims) = strided(shape, &parts);
+        self.views.launch(cx, offset as usize, dims)
     }
 }
 

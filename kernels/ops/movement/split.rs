@@ -2,17 +2,25 @@
 //! opset 18 adds `num_outputs`, whose last piece may be smaller.
 
 use super::Rows;
+use super::cuda::Pieces;
 use crate::build::BuildCx;
 use crate::cpu::number::MOVABLE;
+use crate::cuda::number::size;
+use crate::cuda::{Device, DeviceKernel, LaunchCx};
 use crate::fact::{self, Fact};
 use crate::kernel::{Kernel, RunCx};
 use crate::op::{Decline, NodeCx, OpDef};
 use abi::{DType, Dim, Result};
+use smallvec::SmallVec;
+use std::sync::Arc;
 
 /// Split.
 pub const OPS: &[OpDef] = &[
-    OpDef::new("", "Split", (2, 11), claim, infer, build).with_alias(alias),
-    OpDef::new("", "Split", (13, 18), claim, infer, build).with_host_inputs(&[1]).with_alias(alias),
+    OpDef::new("", "Split", (2, 11), claim, infer, build).with_alias(alias).with_cuda(build_cuda),
+    OpDef::new("", "Split", (13, 18), claim, infer, build)
+        .with_host_inputs(&[1])
+        .with_alias(alias)
+        .with_cuda(build_cuda),
 ];
 
 fn claim(cx: &NodeCx) -> Result<(), Decline> {
@@ -89,6 +97,42 @@ fn build(cx: &mut BuildCx) -> Result<Box<dyn Kernel>> {
         sizes: cx.ints("split").map(<[i64]>::to_vec),
         outputs: cx.node().outputs.len(),
     }))
+}
+
+fn build_cuda(cx: &mut BuildCx, device: &Arc<Device>) -> Result<Box<dyn DeviceKernel>> {
+    let (axis, outputs) = (cx.int("axis", 0), cx.node().outputs.len());
+    Ok(Box::new(CudaSplit {
+        axis,
+        outputs,
+        sizes: cx.ints("split").map(<[i64]>::to_vec),
+        pieces: Pieces::new(device)?,
+    }))
+}
+
+struct CudaSplit {
+    axis: i64,
+    outputs: usize,
+    sizes: Option<Vec<i64>>,
+    pieces: Pieces,
+}
+
+impl DeviceKernel for CudaSplit {
+    fn launch(&self, cx: &mut LaunchCx<'_>) -> Result<()> {
+        let input = cx.required(0);
+        let axis = fact::axis(self.axis, input.shape.len()).expect("infer has checked the axis");
+        let count: usize = input.shape[..axis].iter().product();
+        let inner: usize = input.shape[axis + 1..].iter().product();
+        let element = size(input.dtype);
+        let given = self.sizes.clone().or_else(|| cx.input(1)?.ints());
+        let pieces: SmallVec<[_; 16]> = (0..self.outputs)
+            .map(|slot| {
+                let even = || even_piece(input.shape[axis], self.outputs, slot);
+                let size = given.as_ref().map_or_else(even, |sizes| sizes[slot] as usize);
+                (cx.output_ptr(slot), size * inner * element)
+            })
+            .collect();
+        self.pieces.launch(cx, (input.ptr, count), &pieces, (element, true))
+    }
 }
 
 struct Split {

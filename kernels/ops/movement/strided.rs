@@ -2,9 +2,11 @@
 //! <https://onnx.ai/onnx/operators/onnx__Transpose.html>, <https://onnx.ai/onnx/operators/onnx__Expand.html>,
 //! <https://onnx.ai/onnx/operators/onnx__Tile.html>.
 
+use super::cuda::Views;
 use super::gather_view;
 use crate::cpu::number::MOVABLE;
 use crate::cpu::view::{Strides, View};
+use crate::cuda::{DeviceKernel, LaunchCx, walk};
 use crate::fact::{self, Fact};
 use crate::kernel::{Kernel, RunCx};
 use crate::op::{Decline, NodeCx, OpDef};
@@ -16,13 +18,21 @@ pub const OPS: &[OpDef] = &[
     OpDef::new("", "Transpose", (1, 25), claim_transpose, infer_transpose, |cx| {
         Ok(Box::new(Transpose(cx.ints("perm").map(<[i64]>::to_vec))))
     })
-    .with_alias(alias_transpose),
+    .with_alias(alias_transpose)
+    .with_cuda_claim(walk::claim_rank, |cx, device| {
+        let transpose = Transpose(cx.ints("perm").map(<[i64]>::to_vec));
+        Ok(Box::new(OnCuda { view: transpose, views: Views::new(device)? }))
+    }),
     OpDef::new("", "Expand", (8, 13), claim_by_shape, infer_expand, |_| Ok(Box::new(Expand)))
         .with_host_inputs(&[1])
-        .with_alias(alias_same_size),
+        .with_alias(alias_same_size)
+        .with_cuda_claim(walk::claim_rank, |_, device| {
+            Ok(Box::new(OnCuda { view: Expand, views: Views::new(device)? }))
+        }),
     OpDef::new("", "Tile", (6, 13), claim_by_shape, infer_tile, |_| Ok(Box::new(Tile)))
         .with_host_inputs(&[1])
-        .with_alias(alias_same_size),
+        .with_alias(alias_same_size)
+        .with_cuda_claim(walk::claim_rank, |_, device| Ok(Box::new(OnCuda { view: Tile, views: Views::new(device)? }))),
 ];
 
 fn claim_transpose(cx: &NodeCx) -> Result<(), Decline> {
@@ -66,6 +76,46 @@ fn alias_same_size(cx: &NodeCx) -> Option<Vec<usize>> {
     let size = cx.input(0)?.elements()?;
     let out = (OPS.iter().find(|def| def.name == cx.node().op_type)?.infer)(cx).ok()?;
     (out.first()?.elements()? == size).then(|| vec![0])
+}
+
+/// An op that is one view.
+trait Viewed: Send + Sync {
+    /// Lengths and strides of the output's dims, or of finer ones.
+    fn dims(&self, shape: &[usize], out: &[usize]) -> Vec<(usize, isize)>;
+}
+
+/// A [`Viewed`] op on a device.
+struct OnCuda<V> {
+    view: V,
+    views: Views,
+}
+
+impl<V: Viewed> DeviceKernel for OnCuda<V> {
+    fn launch(&self, cx: &mut LaunchCx<'_>) -> Result<()> {
+        let Some(out) = cx.output(0) else { return Ok(()) };
+        self.views.launch(cx, 0, self.view.dims(cx.required(0).shape, out.shape))
+    }
+}
+
+impl Viewed for Transpose {
+    fn dims(&self, shape: &[usize], _: &[usize]) -> Vec<(usize, isize)> {
+        let (strides, rank) = (walk::row_major(shape), shape.len());
+        let axes = (0..rank).map(|i| self.0.as_ref().map_or(rank - 1 - i, |perm| perm[i] as usize));
+        axes.map(|axis| (shape[axis], strides[axis])).collect()
+    }
+}
+
+impl Viewed for Expand {
+    fn dims(&self, shape: &[usize], out: &[usize]) -> Vec<(usize, isize)> {
+        out.iter().copied().zip(walk::broadcast_strides(shape, out.len())).collect()
+    }
+}
+
+impl Viewed for Tile {
+    fn dims(&self, shape: &[usize], out: &[usize]) -> Vec<(usize, isize)> {
+        let dims = shape.iter().zip(out).zip(walk::row_major(shape));
+        dims.flat_map(|((&dim, &out), stride)| [(out / dim.max(1), 0), (dim, stride)]).collect()
+    }
 }
 
 /// Transpose with its permutation; reversed axes when there is none.

@@ -2,11 +2,13 @@
 //! opset 18 (13 for ReduceSum) and an input since.
 
 mod cpu;
+mod cuda;
 #[cfg(test)]
 mod tests;
 
 use crate::build::BuildCx;
 use crate::cpu::wide::Wide;
+use crate::cuda::walk::claim_rank as claim_device_rank;
 use crate::fact::{self, Fact};
 use crate::kernel::Kernel;
 use crate::op::{Decline, NodeCx, OpDef};
@@ -23,26 +25,29 @@ const NARROW: &[DType] = &[DType::U8, DType::I8, DType::Bool];
 
 /// Two definitions an op: with the axes as attribute, and as input from the given version on.
 macro_rules! reductions {
-    ($($name:literal $input:literal..=$last:literal $claim:ident $build:expr;)*) => {
+    ($($name:literal $input:literal..=$last:literal $claim:ident $build:expr, $op:ident;)*) => {
         /// The definitions.
         pub const OPS: &[OpDef] = &[$(
-            OpDef::new("", $name, (1, $input - 1), $claim, infer, $build),
-            OpDef::new("", $name, ($input, $last), $claim, infer, $build).with_host_inputs(&[1]),
+            OpDef::new("", $name, (1, $input - 1), $claim, infer, $build)
+                .with_cuda_claim(claim_device_rank, |cx, device| cuda::build(cx, device, cuda::Op::$op)),
+            OpDef::new("", $name, ($input, $last), $claim, infer, $build)
+                .with_host_inputs(&[1])
+                .with_cuda_claim(claim_device_rank, |cx, device| cuda::build(cx, device, cuda::Op::$op)),
         )*];
     };
 }
 
 reductions! {
-    "ReduceSum" 13..=13 claim_number build::<cpu::Sum>;
-    "ReduceMean" 18..=18 claim_number build::<cpu::Mean>;
-    "ReduceProd" 18..=18 claim_number build::<cpu::Prod>;
-    "ReduceMax" 18..=20 claim_extremum build::<cpu::Max>;
-    "ReduceMin" 18..=20 claim_extremum build::<cpu::Min>;
-    "ReduceL1" 18..=18 claim_number build::<cpu::L1>;
-    "ReduceSumSquare" 18..=18 claim_number build::<cpu::SumSquare>;
-    "ReduceL2" 18..=18 claim_number build_f64::<cpu::L2>;
-    "ReduceLogSum" 18..=28 claim_number build_f64::<cpu::LogSum>;
-    "ReduceLogSumExp" 18..=28 claim_number build_f64::<cpu::LogSumExp>;
+    "ReduceSum" 13..=13 claim_number build::<cpu::Sum>, Sum;
+    "ReduceMean" 18..=18 claim_number build::<cpu::Mean>, Mean;
+    "ReduceProd" 18..=18 claim_number build::<cpu::Prod>, Prod;
+    "ReduceMax" 18..=20 claim_extremum build::<cpu::Max>, Max;
+    "ReduceMin" 18..=20 claim_extremum build::<cpu::Min>, Min;
+    "ReduceL1" 18..=18 claim_number build::<cpu::L1>, L1;
+    "ReduceSumSquare" 18..=18 claim_number build::<cpu::SumSquare>, SumSquare;
+    "ReduceL2" 18..=18 claim_number build_f64::<cpu::L2>, L2;
+    "ReduceLogSum" 18..=28 claim_number build_f64::<cpu::LogSum>, LogSum;
+    "ReduceLogSumExp" 18..=28 claim_number build_f64::<cpu::LogSumExp>, LogSumExp;
 }
 
 fn claim(cx: &NodeCx, allowed: &[DType]) -> Result<(), Decline> {

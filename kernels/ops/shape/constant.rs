@@ -2,9 +2,11 @@
 //! <https://onnx.ai/onnx/operators/onnx__ConstantOfShape.html>.
 
 use crate::cpu::number::MOVABLE;
+use crate::cuda::{DeviceKernel, LaunchCx};
 use crate::fact::Fact;
 use crate::kernel::{Kernel, RunCx};
 use crate::op::{Decline, NodeCx, OpDef};
+use crate::ops::movement::cuda;
 use abi::{Attr, DType, Dim, HostTensor, Result};
 
 /// Constant and ConstantOfShape.
@@ -12,8 +14,17 @@ pub const OPS: &[OpDef] = &[
     OpDef::new("", "Constant", (1, 25), claim_constant, infer_constant, |cx| Ok(Box::new(Fill(constant(cx)?))))
         .with_shape_only(),
     OpDef::new("", "ConstantOfShape", (9, 25), claim_of_shape, infer_of_shape, |cx| Ok(Box::new(Fill(element(cx)?))))
-        .with_host_inputs(&[0]),
+        .with_host_inputs(&[0])
+        .with_cuda(|cx, device| Ok(Box::new(CudaFill(cuda::Fill::new(device, element(cx)?.bytes())?)))),
 ];
+
+struct CudaFill(cuda::Fill);
+
+impl DeviceKernel for CudaFill {
+    fn launch(&self, cx: &mut LaunchCx<'_>) -> Result<()> {
+        self.0.launch(cx)
+    }
+}
 
 /// The tensor that a Constant's one attribute gives.
 fn constant(cx: &NodeCx) -> Result<HostTensor> {
