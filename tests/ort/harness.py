@@ -7,19 +7,21 @@ asserts, by ORT's own record, that every node was placed on the EP.
 
 from __future__ import annotations
 
-import ctypes
 import dataclasses
+import os
+import tempfile
 from collections.abc import Sequence
 
-import ml_dtypes
 import numpy as np
 import onnx
 import onnxruntime as ort
 import pytest
 from onnx import TensorProto, helper
 
-EP_NAME = "NxrtCpuExecutionProvider"
-BF16 = np.dtype(ml_dtypes.bfloat16)
+import target
+from buffers import BF16, onnx_type, run_bound
+from target import STATE, on_cuda
+
 F16 = np.dtype(np.float16)
 F32 = np.dtype(np.float32)
 
@@ -29,9 +31,6 @@ F32 = np.dtype(np.float32)
 RELATIVE = {F32: 1e-5, F16: 1e-3, BF16: 8e-3, np.dtype(np.float64): 1e-12}
 # int8 activations with one scale a block: 1/254 of the block's maximum a term, averaged over K terms.
 RELATIVE_ACCURACY_LEVEL_4 = 1.5e-2
-
-GUARD = 64  # bytes before and after every bound buffer; also keeps cache-line alignment
-_POISON = 0xFF  # NaN in every float type, -1 in every signed integer
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,10 +50,6 @@ def tolerance_for(dtype: np.dtype) -> Tolerance:
     return Tolerance(RELATIVE[dtype]) if dtype in RELATIVE else Tolerance(0.0, 0.0)
 
 
-def onnx_type(dtype) -> int:
-    return helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
-
-
 FLOATS = (F32, F16, BF16)
 
 
@@ -65,88 +60,6 @@ def name_of(dtype) -> str:
 
 def normal(rng: np.random.Generator, shape, dtype=F32, scale: float = 1.0) -> np.ndarray:
     return np.asarray(rng.standard_normal(shape) * scale).astype(dtype)
-
-
-# ------------------------------------------------------------------------------------------------------------ buffers
-
-
-class Buffer:
-    """A numpy array in memory of its own with guard bytes around it."""
-
-    def __init__(self, shape: Sequence[int], dtype, fill: np.ndarray | None = None):
-        self.shape, self.dtype = tuple(int(d) for d in shape), np.dtype(dtype)
-        count = int(np.prod(self.shape, dtype=np.int64))
-        self.bytes = count * self.dtype.itemsize
-        raw = np.full(self.bytes + 3 * GUARD, _POISON, np.uint8)
-        self.start = GUARD + (-(raw.ctypes.data + GUARD)) % GUARD
-        self.raw = raw
-        self.pointer = raw.ctypes.data + self.start
-        if fill is not None:
-            self.array[...] = fill
-
-    @property
-    def array(self) -> np.ndarray:
-        return self.raw[self.start : self.start + self.bytes].view(self.dtype).reshape(self.shape)
-
-    def check_guards(self, what: str) -> None:
-        outside = np.concatenate([self.raw[: self.start], self.raw[self.start + self.bytes :]])
-        assert (outside == _POISON).all(), f"{what}: bytes outside the tensor were written"
-
-
-def _read_ortvalue(value) -> np.ndarray:
-    """Copies an OrtValue's data out; unlike OrtValue.numpy() it knows bfloat16."""
-    kind = value.data_type()
-    if kind != "tensor(bfloat16)":
-        return value.numpy()
-    count = int(np.prod(value.shape(), dtype=np.int64))
-    raw = ctypes.string_at(value.data_ptr(), count * 2) if count else b""
-    return np.frombuffer(raw, BF16).reshape(value.shape()).copy()
-
-
-def run_bound(
-    session: ort.InferenceSession,
-    feeds: dict[str, np.ndarray],
-    outputs: dict[str, tuple[tuple[int, ...], np.dtype] | None],
-    alias: dict[str, str] | None = None,
-    run_options: ort.RunOptions | None = None,
-) -> dict[str, np.ndarray]:
-    """One Run through IOBinding.
-
-    outputs: name -> (shape, dtype) for a poisoned buffer of our own, or None to let ORT allocate.
-    alias: output name -> input name, for outputs that share the input's buffer (state updated in place).
-    """
-    alias = alias or {}
-    binding = session.io_binding()
-    inputs: dict[str, Buffer] = {}
-    bound: dict[str, Buffer] = {}
-    for name, value in feeds.items():
-        buffer = inputs[name] = Buffer(value.shape, value.dtype, value)
-        binding.bind_input(name, "cpu", 0, onnx_type(value.dtype), buffer.shape, buffer.pointer)
-    for name, known in outputs.items():
-        if name in alias:
-            buffer = bound[name] = inputs[alias[name]]
-        elif known is not None:
-            buffer = bound[name] = Buffer(*known)
-        else:
-            binding.bind_output(name, "cpu")
-            continue
-        binding.bind_output(name, "cpu", 0, onnx_type(buffer.dtype), buffer.shape, buffer.pointer)
-    session.run_with_iobinding(binding, run_options)
-    results = {}
-    for name, value in zip(outputs, binding.get_outputs()):
-        if name in bound:
-            bound[name].check_guards(f"output {name}")
-            assert tuple(value.shape()) == bound[name].shape, f"output {name}: shape {value.shape()}"
-            results[name] = bound[name].array.copy()
-        else:
-            results[name] = _read_ortvalue(value)
-    aliased = set(alias.values())
-    for name, buffer in inputs.items():
-        buffer.check_guards(f"input {name}")
-        if name not in aliased:
-            same = buffer.array.tobytes() == np.ascontiguousarray(feeds[name]).tobytes()
-            assert same, f"input {name} was changed by the run"
-    return results
 
 
 # ----------------------------------------------------------------------------------------------------------- sessions
@@ -161,7 +74,7 @@ def session_options(**entries: str) -> ort.SessionOptions:
 
 
 def ep_devices() -> list:
-    return [d for d in ort.get_ep_devices() if d.ep_name == EP_NAME]
+    return [d for d in ort.get_ep_devices() if d.ep_name == STATE.ep.name]
 
 
 def ep_session(
@@ -185,7 +98,7 @@ def ep_session(
     if threads is not None:
         options.intra_op_num_threads = threads
     devices = ep_devices()
-    assert devices, f"no device of {EP_NAME}: is the EP registered?"
+    assert devices, f"no device of {STATE.ep.name}: is the EP registered?"
     options.add_provider_for_devices(devices, {k: str(v) for k, v in (provider_options or {}).items()})
     return ort.InferenceSession(model, options)
 
@@ -211,14 +124,14 @@ def placement(session: ort.InferenceSession) -> dict[str, list[str]]:
 
 
 def fused_groups(session: ort.InferenceSession) -> int:
-    return sum(1 for group in session.get_provider_graph_assignment_info() if group.ep_name == EP_NAME)
+    return sum(1 for group in session.get_provider_graph_assignment_info() if group.ep_name == STATE.ep.name)
 
 
 def assert_all_on_ep(session: ort.InferenceSession) -> None:
     found = placement(session)
-    others = {ep: ops for ep, ops in found.items() if ep != EP_NAME}
+    others = {ep: ops for ep, ops in found.items() if ep != STATE.ep.name}
     assert not others, f"nodes on other EPs: {others}"
-    assert found.get(EP_NAME), "the assignment record is empty"
+    assert found.get(STATE.ep.name), "the assignment record is empty"
 
 
 # ------------------------------------------------------------------------------------------------------ one-node model
@@ -235,6 +148,13 @@ class NodeModel:
 
     def serialize(self) -> bytes:
         return self.proto.SerializeToString()
+
+    def pinned(self) -> NodeModel:
+        """On CUDA: the same with constants for the inputs that decide shapes."""
+        if not on_cuda():
+            return self
+        proto, feeds = target.pinned(self.proto, self.feeds)
+        return dataclasses.replace(self, proto=proto, feeds=feeds)
 
 
 def build_node(
@@ -303,6 +223,7 @@ def run_node(
     alias: dict[str, str] | None = None,
 ) -> dict[str, np.ndarray]:
     """Runs the model on the EP under test and asserts that the node ran there."""
+    model = model.pinned()
     session = ep_session(model.serialize(), provider_options)
     assert_all_on_ep(session)
     names = [n for n in model.output_names if n]
@@ -397,6 +318,9 @@ def check(
 
     if oracles_only():
         return
+    if check_fed_shapes(model, may_decline):
+        return
+    model = model.pinned()
     if may_decline and is_declined(model):
         check_declined(model, op, may_decline)
         return
@@ -419,6 +343,18 @@ def check(
                 assert_close(ours[name], other, both, f"{op} {name}, {how}: EP against ORT CPU")
 
 
+def check_fed_shapes(model: NodeModel, may_decline: str | None) -> bool:
+    """On CUDA: a node whose shapes tensor data decide is declined for that reason. Whether nothing is left to run."""
+    fed = on_cuda() and target.fed_shapes(model.proto, model.feeds)
+    if not fed:
+        return False
+    with pytest.raises(Exception, match="fallback"):
+        ep_session(model.serialize())
+    sentence = explain_text(model.proto)
+    assert "captured CUDA graph" in sentence or may_decline and may_decline.lower() in sentence.lower(), sentence
+    return len(fed) == len(model.feeds)
+
+
 def is_declined(model: NodeModel) -> bool:
     try:
         ep_session(model.serialize())
@@ -439,12 +375,23 @@ def check_declined(model: NodeModel | onnx.ModelProto, *mentions: str) -> None:
         assert word.lower() in sentence.lower(), f"'{word}' is missing from the reason: {sentence}"
 
 
-def check_hostile(model: NodeModel, *mentions: str, provider_options: dict[str, str] | None = None) -> None:
+def check_hostile(
+    model: NodeModel, *mentions: str, provider_options: dict[str, str] | None = None, data: bool = False
+) -> None:
     """Bad input gives an error that names the node and holds every word of `mentions`.
 
     Where ORT's own schema inference rejects the model first, its message names the node too and is as good.
+    data: it is the values of a tensor that are bad. A GPU cannot report those: see check_contained.
     """
     if oracles_only():
+        return
+    if data and on_cuda():
+        check_contained(model)
+        return
+    model = model.pinned()
+    # A constant may be seen to be bad before any Run.
+    if on_cuda() and is_declined(model):
+        check_declined(model, *mentions)
         return
     with pytest.raises(Exception) as caught:
         session = ep_session(model.serialize(), provider_options)
@@ -461,14 +408,26 @@ def check_hostile(model: NodeModel, *mentions: str, provider_options: dict[str, 
         assert word.lower() in text.lower(), f"'{word}' is missing from the error: {text}"
 
 
-def check_rejected(model: NodeModel, *mentions: str) -> None:
+def check_contained(model: NodeModel) -> None:
+    """A Run over bad values writes nothing outside of its outputs, and the session still works."""
+    model = model.pinned()
+    session = ep_session(model.serialize())
+    assert_all_on_ep(session)
+    names = [n for n in model.output_names if n]
+    first = run_bound(session, model.feeds, {n: None for n in names}, io="host")
+    known = {n: (first[n].shape, first[n].dtype) for n in names}
+    for _ in range(2):
+        run_bound(session, model.feeds, known, io="device")
+
+
+def check_rejected(model: NodeModel, *mentions: str, data: bool = False) -> None:
     """The node breaks its schema: either the EP declines it or session creation (or the run) fails, by name."""
     if oracles_only():
         return
     if is_declined(model):
         check_declined(model, *mentions)
     else:
-        check_hostile(model, *mentions)
+        check_hostile(model, *mentions, data=data)
 
 
 def check_graph(
@@ -517,35 +476,23 @@ def check_graph(
 
 
 def explain_text(proto: onnx.ModelProto) -> str:
-    """What `python -m nxrt_ep_cpu explain` says about a model."""
-    import os
-    import subprocess
-    import sys
-    import tempfile
-
+    """What `explain` says about a model, or its error."""
     with tempfile.TemporaryDirectory() as folder:
         path = os.path.join(folder, "model.onnx")
         onnx.save(proto, path)
-        command = [sys.executable, "-m", "nxrt_ep_cpu", "explain", path]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode in (0, 1), f"explain ended with {done.returncode}: {done.stderr}"
-    return done.stdout
-
-
-# ------------------------------------------------------------------------------------------------------- run-wide state
-
-
-@dataclasses.dataclass
-class RunState:
-    """Set once by conftest.py from the command line."""
-
-    oracles_only: bool = False
-    library: str | None = None
-
-
-STATE = RunState()
+        try:
+            said = target.package().explain(path)
+        except ValueError as error:
+            return str(error)
+    return "\n".join(node["reason"] for node in said["declined"])
 
 
 def oracles_only() -> bool:
     """--oracles-only: the references are compared with ORT CPU and the EP is not loaded."""
     return STATE.oracles_only
+
+
+def __getattr__(name: str) -> str:
+    if name == "EP_NAME":
+        return STATE.ep.name
+    raise AttributeError(name)

@@ -15,6 +15,7 @@ import pytest
 from tests.models import smollm2
 from tests.models.gguf_llama import LlamaGguf
 
+pytestmark = pytest.mark.gpu_only("a real checkpoint of 135 million parameters")
 # "The capital of France is Paris. The city", in this vocabulary.
 IDS = np.array([504, 3575, 282, 4649, 314, 7042, 30, 378, 2240])
 

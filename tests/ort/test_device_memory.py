@@ -16,6 +16,7 @@ import pytest
 
 import device_cases
 
+pytestmark = pytest.mark.cpu_only("the ABI, by an EP of its own")
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 CASES = [

@@ -5,7 +5,6 @@ import subprocess
 import sys
 from collections import Counter
 
-import nxrt_ep_cpu
 import numpy as np
 import onnx
 import onnxruntime as ort
@@ -14,6 +13,7 @@ from onnx import TensorProto, parser
 
 import harness
 import models
+from target import STATE, package
 
 OFF = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
 ON = ort.GraphOptimizationLevel.ORT_ENABLE_ALL
@@ -67,7 +67,7 @@ def record(model: str, level) -> dict[str, Counter]:
 
 def explained(model: str) -> tuple[Counter, Counter, int]:
     """Ops claimed, ops declined, number of groups."""
-    said = nxrt_ep_cpu.explain(model)
+    said = package().explain(model)
     claimed = Counter(node["op"] for group in said["groups"] for node in group)
     declined = Counter(node["op"] for node in said["declined"])
     assert said["claimed"] == claimed.total() and said["nodes"] == claimed.total() + declined.total()
@@ -107,7 +107,7 @@ def test_partly_claimed_like_ort(text, tmp_path):
 
 def test_bodies_give_their_nodes_a_reason(tmp_path):
     path = save(BODIES, tmp_path)
-    reasons = {node["op"]: node["reason"] for node in nxrt_ep_cpu.explain(path)["declined"]}
+    reasons = {node["op"]: node["reason"] for node in package().explain(path)["declined"]}
     assert reasons["ai.onnx::If"] == "node '(unnamed)' (ai.onnx::If) has no kernel here"
     assert "in the body of node '(unnamed)' (ai.onnx::If)" in reasons["ai.onnx::Add"]
 
@@ -115,7 +115,7 @@ def test_bodies_give_their_nodes_a_reason(tmp_path):
 def test_weights_are_not_needed(tmp_path):
     """Neither onnxruntime nor the external data: the answer is the same without them."""
     folder = models.unpack("qwen3-tiny-genai-int4-cpu", tmp_path)
-    whole = nxrt_ep_cpu.explain(folder / "model.onnx")
+    whole = package().explain(folder / "model.onnx")
     model = onnx.load(folder / "model.onnx", load_external_data=False)
     alone = tmp_path / "alone"
     alone.mkdir()
@@ -132,8 +132,8 @@ def test_weights_are_not_needed(tmp_path):
             tensor.data_location = TensorProto.DEFAULT
             del tensor.external_data[:]
     (alone / "model.onnx").write_bytes(model.SerializeToString())
-    code = "import json, sys; sys.modules['onnxruntime'] = None; import nxrt_ep_cpu; "
-    code += "print(json.dumps(nxrt_ep_cpu.explain(sys.argv[1])))"
+    code = "import json, sys; sys.modules['onnxruntime'] = None; "
+    code += f"import {STATE.ep.module} as ep; print(json.dumps(ep.explain(sys.argv[1])))"
     done = subprocess.run(
         [sys.executable, "-c", code, str(alone / "model.onnx")], capture_output=True, text=True, check=True
     )
@@ -143,23 +143,23 @@ def test_weights_are_not_needed(tmp_path):
 
 
 def command(*arguments: str) -> subprocess.CompletedProcess:
-    """Runs `python -m nxrt_ep_cpu`."""
+    """Runs `python -m` with the package."""
     return subprocess.run(
-        [sys.executable, "-m", "nxrt_ep_cpu", *arguments], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-m", STATE.ep.module, *arguments], capture_output=True, text=True, timeout=60, check=False
     )
 
 
 def test_command_line(tmp_path):
     path = save(SPLIT, tmp_path)
     done = command("explain", path, "--json")
-    assert done.returncode == 0 and json.loads(done.stdout) == nxrt_ep_cpu.explain(path)
+    assert done.returncode == 0 and json.loads(done.stdout) == package().explain(path)
     done = command("explain", path)
     assert done.returncode == 0
     assert f"{harness.EP_NAME} takes" in done.stdout and "(ai.onnx::Hardmax) has no kernel here" in done.stdout
-    assert command("explain", path, "--option", "tier=scalar").returncode == 0
-    done = command("explain", path, "--option", "teir=scalar")
-    assert done.returncode == 1 and "tier" in done.stderr and not done.stdout
-    assert command("explain", path, "--option", "tier").returncode == 2
+    assert command("explain", path, "--option", "fusion=0").returncode == 0
+    done = command("explain", path, "--option", "fusoin=0")
+    assert done.returncode == 1 and "fusion" in done.stderr and not done.stdout
+    assert command("explain", path, "--option", "fusion").returncode == 2
     assert command().returncode == 2
 
 
@@ -192,4 +192,4 @@ def test_external_data_outside_the_folder_is_refused(tmp_path):
     path = tmp_path / "inside" / "model.onnx"
     onnx.save(model, path)
     with pytest.raises(ValueError, match="'w'.*'../secret', which is not inside the model's folder"):
-        nxrt_ep_cpu.explain(path)
+        package().explain(path)

@@ -171,7 +171,11 @@ def negation(tmp_path_factory):
     return str(path)
 
 
-@pytest.mark.parametrize("order", ORDERS)
+# A CUDA context does not survive a fork.
+FORKS = pytest.mark.cpu_only("a forked process goes on")
+
+
+@pytest.mark.parametrize("order", [pytest.param(o, marks=FORKS) if o == "fork" else o for o in ORDERS])
 def test_order(order, negation):
     if harness.oracles_only():
         compile(PRELUDE + textwrap.dedent(ORDERS[order]), order, "exec")
@@ -195,6 +199,7 @@ def test_registering_something_else(tmp_path):
         ort.register_execution_provider_library("nothing", str(nothing))
 
 
+@pytest.mark.cpu_only("its options")
 @pytest.mark.parametrize(
     "options, words",
     [

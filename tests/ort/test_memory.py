@@ -8,6 +8,7 @@ import sys
 import onnx
 import pytest
 
+pytestmark = pytest.mark.cpu_only("resident memory of the packed weights")
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 CACHED = ROOT / ".cache" / "models" / "qwen35-0.8b"
 # For the process itself, python, numpy and onnxruntime included, beside the packed weights.

@@ -47,7 +47,9 @@ def resident() -> int:
         return int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
-@pytest.mark.parametrize("intra_op", [1, 2, 8])
+@pytest.mark.parametrize(
+    "intra_op", [1, *(pytest.param(n, marks=pytest.mark.cpu_only("threads of ORT's pool")) for n in (2, 8))]
+)
 @pytest.mark.parametrize("name", ALL_KINDS)
 def test_eight_threads_on_one_session(name, intra_op, unpacked):
     """Each thread drives a sequence of its own: nothing leaks from one Run into another."""

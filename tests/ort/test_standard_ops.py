@@ -232,6 +232,8 @@ REDUCE = {
 @pytest.mark.parametrize("op", REDUCE)
 def test_reductions(rng, op, axes, keepdims):
     x = normal(rng, (3, 4, 5))
+    if axes is None or len(set(axes)) == x.ndim:
+        x = np.abs(x)  # a lone sum may cancel to nearly nothing, which would be no scale for its rounding
     expected = REDUCE[op](f64(x), axis=axes, keepdims=bool(keepdims))
     inputs = [x] if axes is None else [x, np.array(axes, I64)]
     may = dict(may_decline=op) if op == "ReduceMin" else {}
@@ -442,7 +444,7 @@ def test_gather(rng, shape, axis, dtype, index_type):
 @pytest.mark.parametrize("index", [5, -6, 2**40])
 def test_gather_outside(rng, index):
     model = harness.build_node("Gather", [normal(rng, (5, 6)), np.array([0, index], I64)], opset=21)
-    harness.check_hostile(model, "Gather", str(index))
+    harness.check_hostile(model, "Gather", str(index), data=True)
 
 
 @pytest.mark.parametrize("axes", [(0,), (-1,), (0, 2), (1, -1), (3, 0)], ids=str)

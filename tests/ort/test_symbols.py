@@ -3,6 +3,10 @@
 import re
 import subprocess
 
+import pytest
+
+pytestmark = pytest.mark.cpu_only("vector instructions")
+
 
 def symbols(library: str) -> list[str]:
     done = subprocess.run(["nm", "--demangle", library], capture_output=True, text=True, check=True)

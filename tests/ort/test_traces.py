@@ -143,6 +143,7 @@ def test_every_tier(fixture, tier):
         check_step(fixture, number, decoder.step(given["input_ids"]), str(tier))
 
 
+@pytest.mark.cpu_only("threads of ORT's pool")
 @pytest.mark.parametrize("threads", [1, 2, 8])
 def test_threads(fixture, threads):
     decoder = Decoder(open_session(fixture, threads=threads), fixture.steps, capacity=16)

@@ -5,31 +5,32 @@ import sys
 import textwrap
 
 import numpy as np
-import nxrt_ep_cpu
 import onnx
 import pytest
 from onnx import TensorProto, helper
 
 import harness
+from target import STATE, package
 
 
 def check(code: str, *arguments: str) -> str:
-    """Runs `code` in a process of its own, which must end well; its output."""
-    command = [sys.executable, "-c", textwrap.dedent(code), *arguments]
+    """Runs `code`, where `the_wheel` is the package, in a process of its own, which must end well; its output."""
+    command = [sys.executable, "-c", textwrap.dedent(code).replace("the_wheel", STATE.ep.module), *arguments]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
 
 def test_names():
-    assert nxrt_ep_cpu.get_ep_names() == [nxrt_ep_cpu.get_ep_name()] == [harness.EP_NAME]
+    ep = package()
+    assert ep.get_ep_names() == [ep.get_ep_name()] == [harness.EP_NAME]
     device = harness.ep_devices()[0]
-    assert device.ep_metadata["version"] == nxrt_ep_cpu.__version__
+    assert device.ep_metadata["version"] == ep.__version__
 
 
 def test_options_are_what_sessions_accept():
     model = harness.build_node("Neg", [np.ones(3, np.float32)]).serialize()
-    options = nxrt_ep_cpu.options()
+    options = package().options()
     assert len({o.name for o in options}) == len(options) > 0
     assert all(o.type and o.help for o in options)
     harness.ep_session(model, {o.name: o.default for o in options})
@@ -39,7 +40,7 @@ def test_options_are_what_sessions_accept():
 
 def test_registration_is_idempotent():
     check("""
-        import onnxruntime as ort, nxrt_ep_cpu as ep
+        import onnxruntime as ort, the_wheel as ep
         names = lambda: [d.ep_name for d in ort.get_ep_devices()]
         ep.unregister()
         assert ep.register() == ep.register() == ep.get_ep_name()
@@ -59,7 +60,7 @@ def test_registration_is_idempotent():
 
 def test_a_library_that_others_registered_counts_as_registered():
     check("""
-        import onnxruntime as ort, nxrt_ep_cpu as ep
+        import onnxruntime as ort, the_wheel as ep
         ort.register_execution_provider_library(ep.get_ep_name(), ep.get_library_path())
         assert ep.register() == ep.get_ep_name()
         ep.unregister()  # not ours to undo
@@ -76,29 +77,29 @@ def test_onnxruntime_missing_or_old(tmp_path, stub):
         """
         import sys
         sys.path.insert(0, sys.argv[1])
-        import nxrt_ep_cpu
-        nxrt_ep_cpu.unregister()
+        import the_wheel as ep
+        ep.unregister()
         try:
-            nxrt_ep_cpu.register()
+            ep.register()
         except ImportError as error:
             print(error)
         """,
         str(tmp_path),
     )
-    assert "nxrt-ep-cpu needs onnxruntime 1.24 or newer" in out and "pip install" in out
+    assert f"{STATE.ep.module.replace('_', '-')} needs onnxruntime 1.24 or newer" in out and "pip install" in out
     assert "1.23.2" in out or "cannot be imported" in out
 
 
 def test_importing_needs_no_onnxruntime():
-    assert check("import sys, nxrt_ep_cpu; print('onnxruntime' in sys.modules)").strip() == "False"
+    assert check("import sys, the_wheel; print('onnxruntime' in sys.modules)").strip() == "False"
 
 
 def test_a_session_by_provider_name(tmp_path):
     check(
         """
         import sys
-        import numpy as np, onnxruntime as ort, nxrt_ep_cpu as ep
-        session = ort.InferenceSession(sys.argv[1], providers=[(ep.register(), {"tier": "scalar"})])
+        import numpy as np, onnxruntime as ort, the_wheel as ep
+        session = ort.InferenceSession(sys.argv[1], providers=[(ep.register(), {"fusion": "0"})])
         x = np.arange(4, dtype=np.float32)
         assert np.array_equal(session.run(None, {"x": x})[0], -x)
         assert ep.get_ep_name() in session.get_providers()
