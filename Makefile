@@ -26,13 +26,19 @@ FUZZ_SEED ?= 0
 APT := apt-get update -qq && apt-get install -qq -y --no-install-recommends
 PYTEST_ARGS ?= -n 2 --dist worksteal
 
-# What the wheel is made from.
-WHEEL_SOURCES := Cargo.toml Cargo.lock $(wildcard build.rs) \
-    $(shell find abi kernels ep-cpu python/common python/cpu -type f \
-        \( -name '*.rs' -o -name '*.py' -o -name '*.pyi' -o -name '*.toml' -o -name '*.md' -o -name '*.txt' \) \
-        -not -path '*/nxrt_ep_cpu/_shared/*' -not -path '*/__pycache__/*')
+# What the wheels are made from.
+sources = Cargo.toml Cargo.lock build.rs $(shell find abi kernels python/common $(1) -type f \
+    \( -name '*.rs' -o -name '*.py' -o -name '*.pyi' -o -name '*.toml' -o -name '*.md' -o -name '*.cu' -o -name '*.cuh' -o -name '*.txt' \) \
+    -not -path '*/_shared/*' -not -path '*/__pycache__/*')
+WHEEL_SOURCES := $(call sources,ep-cpu python/cpu)
+CUDA_SOURCES := $(call sources,ep-cuda python/cuda)
+# nvcc comes from PyPI: no CUDA is installed on the machine.
+CUDA_TOOLKIT := cuda-toolkit[nvcc,crt,nvvm,cudart,cccl]==13.0.2
+CUDA := .cuda
+EMULATED := $(CACHE)/emulated
+PROFILE ?= release
 
-.PHONY: help demo test check bench wheels fmt lint rust-test python-test doc deny older-orts fuzz asan memcheck
+.PHONY: help demo test check bench wheels cuda-toolkit cuda-emulated fmt lint rust-test python-test doc deny older-orts fuzz asan memcheck
 
 help:  ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -47,10 +53,29 @@ check: deny doc older-orts fuzz asan memcheck  ## Slower checks: licences, docs,
 bench: $(STAMPS)/wheel $(STAMPS)/smollm2  ## Measure speed beside ORT's CPU EP
 	$(PY) tests/bench/bench.py
 
-wheels: $(STAMPS)/wheel-tools  ## Build manylinux_2_28 wheels into dist/ and test them
+wheels: $(STAMPS)/wheel-tools $(CUDA)/stamp  ## Build manylinux_2_28 wheels into dist/ and test them
 	rm -rf dist
-	$(PY) -m pip wheel --quiet --no-deps --wheel-dir dist -C manylinux=2_28 ./python/cpu
+	for wheel in cpu cuda; do
+	    $(PY) -m pip wheel --quiet --no-deps --wheel-dir dist -C manylinux=2_28 ./python/$$wheel
+	done
 	$(PY) python/common/check_wheel.py dist/*.whl
+
+cuda-toolkit: $(CUDA)/stamp  ## Install nvcc into .cuda
+
+# What `pytest --ep cuda` runs on without a GPU: the driver libcuda.so.1, which holds the kernels compiled for the host,
+# and the package nxrt_ep_cuda without kernels. `make cuda-emulated PROFILE=dev` builds faster.
+cuda-emulated: $(CUDA)/stamp  ## The CUDA EP and a fake CUDA driver, in .cache/emulated
+	command -v g++ >/dev/null || { $(APT) g++; }
+	tests/fake_cuda/build.sh $(EMULATED)
+	export NXRT_CUDA_ARCHS=emulated PYO3_BUILD_EXTENSION_MODULE=1
+	cargo build --quiet --locked --profile $(PROFILE) -p ep-cuda
+	cargo build --quiet --locked --profile $(PROFILE) -p ep-cuda-python
+	package=$(EMULATED)/nxrt_ep_cuda built=target/$(PROFILE:dev=debug)
+	mkdir -p $$package/_shared
+	cp python/cuda/nxrt_ep_cuda/*.py $$package
+	cp python/common/shared/*.py $$package/_shared
+	cp --remove-destination $$built/libnxrt_ep_cuda.so $$package/libnxrt_ep_cuda.so
+	cp --remove-destination $$built/libep_cuda_python.so $$package/_native.abi3.so
 
 fmt:  ## Format the Rust code
 	cargo fmt --all
@@ -119,6 +144,10 @@ $(STAMPS)/smollm2: tests/requirements-demo.txt $(STAMPS)/requirements
 
 $(STAMPS)/wheel: $(WHEEL_SOURCES) $(STAMPS)/requirements
 	$(PY) -m pip install --quiet --force-reinstall --no-deps ./python/cpu
+	touch $@
+
+$(CUDA)/stamp: $(STAMPS)/venv
+	$(PY) -m pip install --quiet --upgrade --target $(CUDA) '$(CUDA_TOOLKIT)'
 	touch $@
 
 $(STAMPS)/wheel-tools: tests/requirements-wheels.txt $(STAMPS)/venv

@@ -3,6 +3,7 @@
 use abi::options::{Kind, OptionDef, Options};
 use abi::ort::SessionOptions;
 use abi::{Error, Result};
+use kernels::settings::{Settings, Target};
 
 /// The name of ORT's own CUDA EP. Who registers this library under it may give that EP's options too.
 pub const ORT_CUDA: &str = "CUDAExecutionProvider";
@@ -135,6 +136,15 @@ pub fn choices(session: &SessionOptions, ep_name: &str) -> Result<Choices> {
     })
 }
 
+/// What a claim depends on of the options that the user gave, for `explain`.
+///
+/// # Errors
+/// [`Error::Option`] for an unknown name, with the nearest known one, and for a value of the wrong kind.
+pub fn settings<'a>(given: impl IntoIterator<Item = (&'a str, &'a str)>) -> Result<Settings> {
+    let options = Options::parse(OPTIONS, &[], given)?;
+    Ok(Settings { fusion: options.bool("fusion"), target: Target::Cuda, ..Settings::default() })
+}
+
 /// ORT's limit, which is the largest number there is by default.
 fn their_limit(name: &str, value: &str) -> Result<usize> {
     let limit = value.trim().parse::<usize>().map_err(|_| Error::Option {
@@ -226,6 +236,12 @@ mod tests {
         assert_eq!(of(ORT_CUDA, &all).expect("known").memory_limit, 0);
         let error = of("Ours", &[("ep.ours.gpu_mem_limit", "1")]).expect_err("not ours").to_string();
         assert!(error.contains("memory_limit_bytes"), "{error}");
+    }
+
+    #[test]
+    fn explain_claims_for_cuda() {
+        let settings = settings([("fusion", "0")]).expect("it is declared");
+        assert_eq!((settings.target, settings.fusion), (Target::Cuda, false));
     }
 
     #[test]

@@ -14,7 +14,6 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,17 +30,13 @@ class CdylibBackend:
     package: cargo package of the cdylib
     library: file name of the cdylib, also inside the wheel
     module:  import name of the Python package
-    features: cargo features of the cdylib
     """
 
-    def __init__(
-        self, project: Path, package: str, library: str, module: str, features: Sequence[str] = ()
-    ) -> None:
+    def __init__(self, project: Path, package: str, library: str, module: str) -> None:
         self.project = project
         self.workspace = project.parents[1]
         self.package = package
         self.library = library
-        self.features = features
         self.package_dir = project / module
 
     def get_requires_for_build_wheel(self, config_settings: Settings = None) -> list[str]:
@@ -108,7 +103,6 @@ class CdylibBackend:
             command = ["cargo-zigbuild", "zigbuild", "--target", f"{triple}.{glibc.replace('_', '.')}"]
             target_dir /= triple
         command += ["--release", "--locked", "-p", self.package]
-        command += ["--features", ",".join(self.features)] if self.features else []
         print("+", *command, file=sys.stderr, flush=True)
         # stdout of a PEP 517 hook belongs to the front end.
         done = subprocess.run(command, cwd=self.workspace, stdout=sys.stderr, check=False)
