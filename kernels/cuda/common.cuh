@@ -50,7 +50,11 @@ NXRT_DEVICE constexpr auto ceil_div(A a, B b) {
 
 NXRT_DEVICE float to_float(float x) { return x; }
 NXRT_DEVICE float to_float(double x) { return static_cast<float>(x); }
+#ifdef NXRT_EMULATE
+NXRT_DEVICE float to_float(half x) { return emulate::half_to_float(x); }
+#else
 NXRT_DEVICE float to_float(half x) { return __half2float(x); }
+#endif
 NXRT_DEVICE float to_float(bf16 x) { return __bfloat162float(x); }
 
 template <class T>
@@ -65,7 +69,11 @@ struct FromFloat<double> {
 };
 template <>
 struct FromFloat<half> {
+#ifdef NXRT_EMULATE
+    static NXRT_DEVICE half convert(float x) { return emulate::float_to_half(x); }
+#else
     static NXRT_DEVICE half convert(float x) { return __float2half_rn(x); }
+#endif
 };
 template <>
 struct FromFloat<bf16> {

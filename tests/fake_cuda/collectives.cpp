@@ -38,7 +38,7 @@ struct MmaOperands {
     float d[4];
 };
 
-float widen(half x) { return __half2float(x); }
+float widen(half x) { return half_to_float(x); }
 float widen(__nv_bfloat16 x) { return __bfloat162float(x); }
 
 template <class T>

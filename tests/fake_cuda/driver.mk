@@ -3,9 +3,9 @@ MAKEFLAGS += --no-builtin-rules
 .DELETE_ON_ERROR:
 
 CXX := g++
-COMMON := -std=c++17 -O2 -g1 -march=x86-64-v3 -fPIC -Wall -Wextra -I $(HERE) -isystem $(CUDA)/include -isystem $(CUDA)/include/cccl
+COMMON := -std=c++17 -O2 -g1 -march=x86-64-v3 -fPIC -Wall -I $(HERE) -isystem $(CUDA)/include -isystem $(CUDA)/include/cccl
 # Unlike a GPU's, the host's compiler would make something of types that alias, and of traps.
-KERNEL := $(COMMON) -x c++ -fvisibility=hidden -fno-strict-aliasing -fwrapv -Wno-unknown-pragmas -Wno-unused-parameter \
+KERNEL := $(COMMON) -x c++ -fvisibility=hidden -fno-strict-aliasing -fwrapv -Wno-unknown-pragmas -Wno-sign-compare -Wno-maybe-uninitialized \
     -DNXRT_EMULATE -I $(ROOT)/kernels/cuda
 
 PARTS := $(notdir $(wildcard $(HERE)/*.cpp))

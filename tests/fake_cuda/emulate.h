@@ -1,6 +1,8 @@
 // CUDA device code as plain C++: what common.cuh includes instead of nvcc's built-ins. Threads are fibers (emulate.cpp).
 #pragma once
 
+#include <immintrin.h>
+
 #include <algorithm>
 #include <cmath>
 #include <cstdint>

@@ -37,7 +37,13 @@ void __stcg(T* p, T value) {
     *p = value;
 }
 
-// ---- floats ----
+// ---- floats: as with nvcc, the unqualified names have overloads for float ----
+
+using std::abs, std::acos, std::acosh, std::asin, std::asinh, std::atan, std::atan2, std::atanh, std::cbrt, std::ceil;
+using std::copysign, std::cos, std::cosh, std::erf, std::erfc, std::exp, std::exp2, std::expm1, std::fabs, std::floor;
+using std::fma, std::fmax, std::fmin, std::fmod, std::isfinite, std::isinf, std::isnan, std::lgamma, std::log, std::log10;
+using std::log1p, std::log2, std::lrint, std::nearbyint, std::pow, std::rint, std::round, std::signbit, std::sin, std::sinh;
+using std::sqrt, std::tan, std::tanh, std::tgamma, std::trunc;
 
 inline float rsqrtf(float x) { return 1.0f / std::sqrt(x); }
 inline double rsqrt(double x) { return 1.0 / std::sqrt(x); }
@@ -77,7 +83,7 @@ template <class To, class From>
 To bit_cast(From from) {
     static_assert(sizeof(To) == sizeof(From));
     To to;
-    std::memcpy(&to, &from, sizeof to);
+    std::memcpy(static_cast<void*>(&to), &from, sizeof to);
     return to;
 }
 // Conversions to integers saturate, and NaN gives 0.
@@ -142,6 +148,12 @@ inline int __dp4a(int a, int b, int c) {
     for (int i = 0; i < 4; ++i) c += static_cast<int8_t>(a >> (8 * i)) * static_cast<int8_t>(b >> (8 * i));
     return c;
 }
+
+namespace nxrt::emulate {
+// The toolkit's conversions on the host are many times slower.
+inline float half_to_float(half x) { return _cvtsh_ss(bit_cast<uint16_t>(x)); }
+inline half float_to_half(float x) { return bit_cast<half>(static_cast<uint16_t>(_cvtss_sh(x, _MM_FROUND_TO_NEAREST_INT))); }
+}  // namespace nxrt::emulate
 
 // ---- half and bf16: what the toolkit's headers have on the device only ----
 
