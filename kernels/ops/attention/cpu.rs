@@ -17,15 +17,13 @@ pub(super) struct Sdpa {
     pub lanes: usize,
 }
 
-impl Sdpa {
-    fn dims<'a>(&self, input: impl Fn(usize) -> Option<&'a [usize]>) -> Dims {
+impl Dims {
+    pub fn of<'a>(attrs: &Attrs, input: impl Fn(usize) -> Option<&'a [usize]>) -> Self {
         let need = |s| input(s).expect("a required input");
-        Dims::new(&self.attrs, need(slot::Q), need(slot::K), need(slot::V), input(slot::PAST_KEY))
+        Self::new(attrs, need(slot::Q), need(slot::K), need(slot::V), input(slot::PAST_KEY))
             .expect("infer checked the shapes")
     }
-}
 
-impl Dims {
     fn sizes(&self) -> Sizes {
         Sizes {
             batch: self.batch,
@@ -57,7 +55,7 @@ impl Dims {
 
 impl Kernel for Sdpa {
     fn scratch_bytes(&self, shapes: &Shapes<'_>) -> usize {
-        let d = self.dims(|s| shapes.inputs.get(s).copied().flatten().map(|(_, s)| s));
+        let d = Dims::of(&self.attrs, |s| shapes.inputs.get(s).copied().flatten().map(|(_, s)| s));
         let element = if matches!(shapes.inputs[slot::Q], Some((DType::F32, _))) { 4 } else { 2 };
         let outputs = [slot::PRESENT_KEY, slot::PRESENT_VALUE];
         let joined = outputs.into_iter().zip(d.joined()).map(|(out, n)| {
@@ -152,7 +150,7 @@ impl<'a> Mask<'a> {
 
 impl Sdpa {
     fn attend<T: Float>(&self, cx: &mut RunCx<'_>) -> Result<()> {
-        let d = self.dims(|s| cx.input(s).map(|t| t.shape()));
+        let d = Dims::of(&self.attrs, |s| cx.input(s).map(|t| t.shape()));
         let lengths = cx.input(slot::LENGTHS).map(|t| t.slice::<i64>());
         check_lengths(cx, &d, lengths)?;
         let mut carver = Carver::new(cx.take_scratch());

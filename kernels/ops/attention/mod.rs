@@ -5,6 +5,8 @@
 //! keys, W head size of values.
 
 mod cpu;
+mod cuda;
+pub(crate) mod flash;
 mod scores;
 mod shape;
 #[cfg(test)]
@@ -16,7 +18,7 @@ use crate::op::{Decline, NodeCx, OpDef};
 use abi::{Attr, DType, Result};
 
 /// The definitions.
-pub const OPS: &[OpDef] = &[OpDef::new("", "Attention", (23, 25), claim, shape::infer, build)];
+pub const OPS: &[OpDef] = &[OpDef::new("", "Attention", (23, 25), claim, shape::infer, build).with_cuda_claim(cuda::claim, cuda::build)];
 
 /// Input and output slots.
 mod slot {

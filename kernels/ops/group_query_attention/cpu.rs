@@ -35,7 +35,7 @@ pub(super) struct Dims {
 }
 
 impl Dims {
-    fn new<'a>(attrs: &Attrs, input: impl Fn(usize) -> Option<&'a [usize]>) -> Self {
+    pub fn new<'a>(attrs: &Attrs, input: impl Fn(usize) -> Option<&'a [usize]>) -> Self {
         let query = input(slot::QUERY).expect("a required input");
         let key = input(slot::KEY);
         let parts = attrs.heads + if key.is_none() { 2 * attrs.kv_heads } else { 0 };

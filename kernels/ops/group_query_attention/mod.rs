@@ -6,6 +6,7 @@
 //! P capacity of the past, C capacity of the present, T cached tokens after the step (by batch entry), H head size.
 
 mod cpu;
+mod cuda;
 mod shape;
 #[cfg(test)]
 mod tests;
@@ -20,7 +21,8 @@ use abi::{DType, Result};
 /// The definitions.
 pub const OPS: &[OpDef] = &[OpDef::new("com.microsoft", "GroupQueryAttention", (1, 1), claim, shape::infer, build)
     .with_host_inputs(&[slot::TOTAL])
-    .with_in_place(&[(slot::PAST_KEY, slot::PRESENT_KEY), (slot::PAST_VALUE, slot::PRESENT_VALUE)])];
+    .with_in_place(&[(slot::PAST_KEY, slot::PRESENT_KEY), (slot::PAST_VALUE, slot::PRESENT_VALUE)])
+    .with_cuda_claim(cuda::claim, cuda::build)];
 
 /// Input and output slots.
 mod slot {
