@@ -52,9 +52,9 @@ struct Decode {
     Span span;
     KeyRange range;
     int lane, warp, stream, at;  // `at`: lane within its stream
-    float query[kRows][kVectors][kN];
-    float acc[kRows][kVectors][kN];
-    float top, sum;  // of the row whose scores this lane gets
+    float query[kRows][kVectors][kN] = {};
+    float acc[kRows][kVectors][kN] = {};
+    float top = kHidden, sum = 0.0f;  // of the row whose scores this lane gets
 
     NXRT_DEVICE int group() const { return p.heads / p.kv_heads; }
     NXRT_DEVICE bool present(int r) const { return first + r < group() * static_cast<int>(p.lengths.rows); }
@@ -67,23 +67,15 @@ struct Decode {
 
     NXRT_DEVICE void load_queries() {
         const bool aligned = rows_aligned<T>(p.q, p.q_at, 16);
-        top = kHidden;
-        sum = 0.0f;
 #pragma unroll
         for (int r = 0; r < kRows; ++r) {
+            if (!present(r)) continue;
+            const T* row = row_of<T>(p.q, p.q_at, b, head_of(r), row_index(r));
 #pragma unroll
             for (int v = 0; v < kVectors; ++v) {
-                Vec<T, kN> raw = {};
-                const bool here = present(r);
-                if (here) {
-                    const T* row = row_of<T>(p.q, p.q_at, b, head_of(r), row_index(r));
-                    raw = load_part<T, kN>(row, column(v), p.dim, aligned);
-                }
+                const Vec<T, kN> raw = load_part<T, kN>(row, column(v), p.dim, aligned);
 #pragma unroll
-                for (int i = 0; i < kN; ++i) {
-                    query[r][v][i] = here ? to_float(raw[i]) : 0.0f;
-                    acc[r][v][i] = 0.0f;
-                }
+                for (int i = 0; i < kN; ++i) query[r][v][i] = to_float(raw[i]);
             }
         }
     }

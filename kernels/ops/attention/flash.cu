@@ -33,8 +33,8 @@ struct Flash {
     float *query, *staged, *weights;
     int stride;
     KeyRange range;
-    int start[kRows], end[kRows];
-    float top[kRows], sum[kRows], acc[kRows][kColumns];
+    int start[kRows] = {}, end[kRows] = {};
+    float top[kRows] = {}, sum[kRows] = {}, acc[kRows][kColumns] = {};
 
     NXRT_DEVICE int group() const { return p.heads / p.kv_heads; }
     NXRT_DEVICE bool present(int r) const { return first + r < group() * static_cast<int>(p.lengths.rows); }
@@ -60,9 +60,6 @@ struct Flash {
             start[r] = seen.start;
             end[r] = seen.end;
             top[r] = kHidden;
-            sum[r] = 0.0f;
-#pragma unroll
-            for (int c = 0; c < kColumns; ++c) acc[r][c] = 0.0f;
         }
     }
 

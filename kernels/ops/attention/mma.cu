@@ -57,9 +57,9 @@ struct Tile {
     Span span;
     KeyRange range;
     T *query, *keys, *values;
-    float acc[kDim / 8][4];
-    float top[2], sum[2];
-    KeyRange seen[2];
+    float acc[kDim / 8][4] = {};
+    float top[2] = {kHidden, kHidden}, sum[2] = {};
+    KeyRange seen[2] = {};
 
     NXRT_DEVICE int group() const { return p.heads / p.kv_heads; }
     NXRT_DEVICE int all_rows() const { return group() * static_cast<int>(p.lengths.rows); }
@@ -243,16 +243,8 @@ NXRT_DEVICE void attend(const AttentionParams& p) {
     Tile<T, kDim> t = {p, b, kv_head, split, first, static_cast<int>(lane_id()), static_cast<int>(warp_id()), span, range, shared, keys,
                        keys + kKeys * kDim};
 #pragma unroll
-    for (int n = 0; n < kDim / 8; ++n) {
-#pragma unroll
-        for (int i = 0; i < 4; ++i) t.acc[n][i] = 0.0f;
-    }
-#pragma unroll
     for (int h = 0; h < 2; ++h) {
-        const bool here = t.row(h) < t.all_rows();
-        t.seen[h] = here ? seen_by(p, span, t.row(h) / t.group()) : KeyRange{0, 0};
-        t.top[h] = kHidden;
-        t.sum[h] = 0.0f;
+        if (t.row(h) < t.all_rows()) t.seen[h] = seen_by(p, span, t.row(h) / t.group());
     }
     // Warps behind the last row only help to copy.
     const bool works = first + t.warp * 16 < t.all_rows();

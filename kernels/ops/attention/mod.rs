@@ -18,7 +18,8 @@ use crate::op::{Decline, NodeCx, OpDef};
 use abi::{Attr, DType, Result};
 
 /// The definitions.
-pub const OPS: &[OpDef] = &[OpDef::new("", "Attention", (23, 25), claim, shape::infer, build).with_cuda_claim(cuda::claim, cuda::build)];
+pub const OPS: &[OpDef] =
+    &[OpDef::new("", "Attention", (23, 25), claim, shape::infer, build).with_cuda_claim(cuda::claim, cuda::build)];
 
 /// Input and output slots.
 mod slot {
