@@ -9,7 +9,7 @@ use crate::stream::Streams;
 use abi::ort::{Compiled, Ep, Level, Logger, RunOptions, StreamSource};
 use abi::{Error, Graph, NodeId, Result};
 use kernels::claim::{Claim, claim};
-use kernels::cuda::Device;
+use kernels::cuda::{Device, Limits};
 use kernels::plan::Plan;
 use kernels::settings::{Settings, Target};
 use kernels::weights::PackCache;
@@ -56,7 +56,8 @@ impl CudaEp {
             return Ok(device);
         }
         let core = self.gpu.open()?;
-        let device = Device::new(core.context().clone(), core.clone(), self.choices.shared_memory_limit);
+        let limits = Limits { shared: self.choices.shared_memory_limit, overlap: self.choices.launch_overlap };
+        let device = Device::new(core.context().clone(), core.clone(), limits);
         Ok(self.device.get_or_init(|| Arc::new(device)))
     }
 

@@ -37,6 +37,12 @@ pub const OPTIONS: &[OptionDef] = &[
         help: "Most shared memory of a block, in bytes, to try how the kernels do on lesser GPUs; 0 for the GPU's own",
     },
     OptionDef {
+        name: "launch_overlap",
+        kind: Kind::Bool,
+        default: "0",
+        help: "Whether a kernel may start before its predecessor has ended (compute capability 9.0 and up)",
+    },
+    OptionDef {
         name: "user_compute_stream",
         kind: Kind::Text,
         default: "",
@@ -94,6 +100,8 @@ pub struct Choices {
     pub fusion: bool,
     /// Most shared memory of a block; 0 for the device's own.
     pub shared_memory_limit: u32,
+    /// Whether kernels may start before their predecessors have ended.
+    pub launch_overlap: bool,
     /// The address of the stream that the user wants all work on.
     pub user_stream: Option<usize>,
     /// Options of ORT's CUDA EP that were given and change nothing.
@@ -131,6 +139,7 @@ pub fn choices(session: &SessionOptions, ep_name: &str) -> Result<Choices> {
         memory_limit,
         fusion: options.bool("fusion"),
         shared_memory_limit: u32::try_from(number("shared_memory_limit")).expect(bounded),
+        launch_overlap: options.bool("launch_overlap"),
         user_stream: stream.map(address).transpose()?.filter(|&address| address != 0),
         ignored: ignored.map(str::to_owned).collect(),
     })
@@ -192,6 +201,7 @@ mod tests {
             memory_limit: 0,
             fusion: true,
             shared_memory_limit: 0,
+            launch_overlap: false,
             user_stream: None,
             ignored: vec![],
         };
@@ -212,6 +222,7 @@ mod tests {
             memory_limit: 12_345_678_901,
             fusion: false,
             shared_memory_limit: 49152,
+            launch_overlap: false,
             user_stream: Some(0x8000_0000_0000),
             ignored: vec![],
         };

@@ -13,6 +13,7 @@
 
 #define NXRT_DEVICE __device__ __forceinline__
 
+
 // `NXRT_SHARED float s[32];` inside a device function.
 #define NXRT_SHARED __shared__
 
@@ -22,8 +23,18 @@
     T* name = reinterpret_cast<T*>(nxrt_dynamic_shared_bytes)
 
 // A kernel `name` that takes one Params by value: NXRT_KERNEL(rms_norm_f16, RmsNormParams, (rms_norm<half>), 256)
+// It may be launched to overlap with its predecessor (LaunchShape::overlap): it waits before it touches memory.
 #define NXRT_KERNEL(name, Params, function, max_threads)                                                     \
     extern "C" __global__ void __launch_bounds__(max_threads) name(const __grid_constant__ Params params) { \
+        nxrt::grid_dependency_begin();                                                                       \
+        function(params);                                                                                    \
+    }
+
+// The same for a function that calls nxrt::grid_dependency_wait() itself, in every thread, before it reads what earlier
+// kernels write and before it writes: it may load weights first.
+#define NXRT_KERNEL_EARLY(name, Params, function, max_threads)                                               \
+    extern "C" __global__ void __launch_bounds__(max_threads) name(const __grid_constant__ Params params) { \
+        nxrt::grid_dependency_launch();                                                                      \
         function(params);                                                                                    \
     }
 
@@ -270,6 +281,12 @@ NXRT_DEVICE void grid_dependency_launch() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif
+}
+
+// What a kernel without work before its wait starts with.
+NXRT_DEVICE void grid_dependency_begin() {
+    grid_dependency_launch();
+    grid_dependency_wait();
 }
 
 }  // namespace nxrt

@@ -22,17 +22,25 @@ pub trait DeviceMemory: Send + Sync {
 pub struct Device {
     context: Arc<Context>,
     memory: Arc<dyn DeviceMemory>,
-    /// Dynamic shared memory that a block may ask for, in bytes.
-    shared_limit: u32,
+    limits: Limits,
     libraries: Mutex<HashMap<&'static str, Arc<Library>>>,
 }
 
+/// What a session allows of a device.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Limits {
+    /// Dynamic shared memory that a block may ask for, in bytes; 0 for the device's own limit.
+    pub shared: u32,
+    /// Whether kernels may start before their predecessors have ended.
+    pub overlap: bool,
+}
+
 impl Device {
-    /// The device of `context`. `shared_limit` lowers the device's own limit; 0 keeps it.
-    pub fn new(context: Arc<Context>, memory: Arc<dyn DeviceMemory>, shared_limit: u32) -> Self {
+    /// The device of `context`.
+    pub fn new(context: Arc<Context>, memory: Arc<dyn DeviceMemory>, limits: Limits) -> Self {
         let own = context.info().shared_limit;
-        let shared_limit = if shared_limit == 0 { own } else { own.min(shared_limit) };
-        Self { context, memory, shared_limit, libraries: Mutex::default() }
+        let shared = if limits.shared == 0 { own } else { own.min(limits.shared) };
+        Self { context, memory, limits: Limits { shared, ..limits }, libraries: Mutex::default() }
     }
 
     /// What the driver says of it.
@@ -47,7 +55,12 @@ impl Device {
 
     /// Dynamic shared memory that a block may ask for, in bytes.
     pub fn shared_limit(&self) -> u32 {
-        self.shared_limit
+        self.limits.shared
+    }
+
+    /// Whether kernels may start before their predecessors have ended.
+    pub fn overlap(&self) -> bool {
+        self.limits.overlap
     }
 
     /// Number of multiprocessors.

@@ -120,6 +120,7 @@ impl<'a> LaunchCx<'a> {
             ));
         }
         function.set_shared_limit(shape.shared)?;
+        let shape = LaunchShape { overlap: self.device.overlap(), ..shape };
         if shape.grid.iter().all(|&n| n > 0) {
             self.launches.push(Launch::new(function, shape, params));
         }

@@ -11,7 +11,7 @@ pub mod number;
 mod program;
 pub mod walk;
 
-pub use device::{Buffer, Device, DeviceMemory};
+pub use device::{Buffer, Device, DeviceMemory, Limits};
 pub use kernel::{DeviceKernel, DeviceTensor, LaunchCx, linear, suffix};
 pub use launch::{Base, Bases, DevPtr, Field, Launch, Params};
 pub(crate) use program::DeviceSide;

@@ -131,6 +131,8 @@ inline uint32_t present_lanes() {
         [](const void* params) { function(*static_cast<const Params*>(params)); }, sizeof(Params), max_threads}; \
     }
 
+#define NXRT_KERNEL_EARLY NXRT_KERNEL
+
 // ---- synchronisation ----
 
 inline void __syncthreads() { nxrt::emulate::barrier(); }
