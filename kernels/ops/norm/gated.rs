@@ -3,6 +3,7 @@
 //!
 //! X, gate and Y [..., H C], scale `[C]`; the mean of squares is over each group of C.
 
+use super::cuda;
 use super::rows::{Activation, Call, Norm};
 use crate::build::BuildCx;
 use crate::cpu::convert::{Floats, FloatsMut, widened, widened_bytes};
@@ -14,7 +15,8 @@ use crate::shapes::{agree, ranked, show};
 use abi::{DType, Dim, Result};
 
 /// The definitions.
-pub const OPS: &[OpDef] = &[OpDef::new("com.microsoft", "GatedRMSNorm", (1, 1), claim, infer, build)];
+pub const OPS: &[OpDef] =
+    &[OpDef::new("com.microsoft", "GatedRMSNorm", (1, 1), claim, infer, build).with_cuda(cuda::build_gated)];
 
 fn claim(cx: &NodeCx) -> Result<(), Decline> {
     cx.check_required(3)?;

@@ -4,6 +4,7 @@
 //! The norm is over the dims from 'axis' on; scale and bias broadcast to X. Outputs: Y of the scale's type,
 //! then each row's mean (LayerNormalization only) and 1 / deviation in f32.
 
+use super::cuda;
 use super::rows::{Call, Norm};
 use crate::build::BuildCx;
 use crate::cpu::convert::{Floats, FloatsMut, widened};
@@ -18,9 +19,12 @@ use abi::{DType, Dim, Result};
 
 /// The definitions.
 pub const OPS: &[OpDef] = &[
-    OpDef::new("", "LayerNormalization", (1, 17), claim, infer, build),
-    OpDef::new("", "SimplifiedLayerNormalization", (1, 1), claim, infer, build),
-    OpDef::new("", "RMSNormalization", (23, 23), claim, infer, build),
+    OpDef::new("", "LayerNormalization", (1, 17), claim, infer, build)
+        .with_cuda_claim(cuda::claim_layer, cuda::build_layer),
+    OpDef::new("", "SimplifiedLayerNormalization", (1, 1), claim, infer, build)
+        .with_cuda_claim(cuda::claim_layer, cuda::build_layer),
+    OpDef::new("", "RMSNormalization", (23, 23), claim, infer, build)
+        .with_cuda_claim(cuda::claim_layer, cuda::build_layer),
 ];
 
 /// Whether the mean is subtracted: the op has a bias input and a mean output.
@@ -112,7 +116,7 @@ impl LayerNorm {
 }
 
 /// Whether `vector`, broadcast to `shape`, is one and the same for each row of `n` elements as it stands.
-fn is_row(vector: &[usize], shape: &[usize], n: usize) -> bool {
+pub(super) fn is_row(vector: &[usize], shape: &[usize], n: usize) -> bool {
     let ones = vector.iter().take_while(|&&d| d == 1).count();
     let tail = &vector[ones..];
     vector.iter().product::<usize>() == n && shape.ends_with(tail)

@@ -2,6 +2,7 @@
 //!
 //! Divides by the L1 or L2 norm along one axis, with no epsilon; zeros stay zeros.
 
+use super::cuda;
 use super::rows::{Call, Norm};
 use crate::build::BuildCx;
 use crate::cpu::convert::{Floats, FloatsMut};
@@ -16,7 +17,7 @@ use abi::tensor::Element;
 use abi::{DType, Result};
 
 /// The definitions.
-pub const OPS: &[OpDef] = &[OpDef::new("", "LpNormalization", (1, 22), claim, infer, build)];
+pub const OPS: &[OpDef] = &[OpDef::new("", "LpNormalization", (1, 22), claim, infer, build).with_cuda(cuda::build_lp)];
 
 fn claim(cx: &NodeCx) -> Result<(), Decline> {
     cx.check_required(1)?;

@@ -1,5 +1,6 @@
 //! Norms over rows: RMS, layer, skip, gated and Lp.
 
+mod cuda;
 pub mod gated;
 pub mod layer;
 pub mod lp;

@@ -5,6 +5,7 @@
 //! gamma, beta and bias `[C]`. Output 0 is the norm of input + skip + bias, output 3 that sum, outputs 1 and 2
 //! each row's mean and 1 / deviation in f32.
 
+use super::cuda;
 use super::layer::shared;
 use super::rows::{Call, Norm};
 use crate::build::BuildCx;
@@ -19,8 +20,9 @@ use abi::{DType, Dim, Result};
 
 /// The definitions.
 pub const OPS: &[OpDef] = &[
-    OpDef::new("com.microsoft", "SkipSimplifiedLayerNormalization", (1, 1), claim, infer, build),
-    OpDef::new("com.microsoft", "SkipLayerNormalization", (1, 1), claim, infer, build),
+    OpDef::new("com.microsoft", "SkipSimplifiedLayerNormalization", (1, 1), claim, infer, build)
+        .with_cuda(cuda::build_skip),
+    OpDef::new("com.microsoft", "SkipLayerNormalization", (1, 1), claim, infer, build).with_cuda(cuda::build_skip),
 ];
 
 fn simplified(cx: &NodeCx) -> bool {
