@@ -7,6 +7,7 @@
 //! `output[t]` = activation(bias + sum_j `weight[j]` X[t + j dilation]), present state = X's last L positions.
 
 mod cpu;
+mod cuda;
 #[cfg(test)]
 mod tests;
 
@@ -19,8 +20,12 @@ use abi::{DType, Dim, Error, Result};
 
 /// The definitions.
 pub const OPS: &[OpDef] = &[
-    OpDef::new("com.microsoft", "CausalConvWithState", (1, 1), claim, infer, build).with_in_place(&[(3, 1)]),
-    OpDef::new("", "CausalConvWithState", (27, 27), claim, infer, build).with_in_place(&[(3, 1)]),
+    OpDef::new("com.microsoft", "CausalConvWithState", (1, 1), claim, infer, build)
+        .with_in_place(&[(3, 1)])
+        .with_cuda(cuda::build),
+    OpDef::new("", "CausalConvWithState", (27, 27), claim, infer, build)
+        .with_in_place(&[(3, 1)])
+        .with_cuda(cuda::build),
 ];
 
 fn claim(cx: &NodeCx) -> Result<(), Decline> {
