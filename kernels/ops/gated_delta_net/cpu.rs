@@ -28,35 +28,34 @@ pub struct GatedDeltaNet {
 
 /// What the shapes decide; `tokens` of all sequences.
 #[derive(Clone, Copy)]
-struct Dims {
-    tokens: usize,
-    batch: usize,
-    q_heads: usize,
-    v_heads: usize,
-    dk: usize,
-    dv: usize,
+pub struct Dims {
+    pub tokens: usize,
+    pub batch: usize,
+    pub q_heads: usize,
+    pub v_heads: usize,
+    pub dk: usize,
+    pub dv: usize,
 }
 
-impl GatedDeltaNet {
-    /// From the input shapes: query, value, cu_seqlens and state (empty where absent).
-    fn dims(&self, query: &[usize], value: &[usize], sums: &[usize], state: &[usize]) -> Dims {
-        let (lead, q_heads, v_heads, dk, dv) = if self.packed {
-            let (v_heads, dv, dk) = (state[1], state[2], state[3]);
-            let lead = &query[..query.len() - 1];
-            let q_heads = (query[query.len() - 1] - v_heads * dv) / (2 * dk);
-            (lead, q_heads, v_heads, dk, dv)
-        } else {
-            let (lead, head) = query.split_at(query.len() - 2);
-            let value = &value[lead.len()..];
-            (lead, head[0], value[0], head[1], value[1])
-        };
-        let batch = match (sums, lead, state) {
-            ([n], _, _) => n - 1,
-            (_, [batch, _], _) => *batch,
-            _ => state[0],
-        };
-        Dims { tokens: lead.iter().product(), batch, q_heads, v_heads, dk, dv }
-    }
+/// From the input shapes: query (which holds key and value too when `packed`), value, cu_seqlens and state (empty where
+/// absent).
+pub fn dims(packed: bool, query: &[usize], value: &[usize], sums: &[usize], state: &[usize]) -> Dims {
+    let (lead, q_heads, v_heads, dk, dv) = if packed {
+        let (v_heads, dv, dk) = (state[1], state[2], state[3]);
+        let lead = &query[..query.len() - 1];
+        let q_heads = (query[query.len() - 1] - v_heads * dv) / (2 * dk);
+        (lead, q_heads, v_heads, dk, dv)
+    } else {
+        let (lead, head) = query.split_at(query.len() - 2);
+        let value = &value[lead.len()..];
+        (lead, head[0], value[0], head[1], value[1])
+    };
+    let batch = match (sums, lead, state) {
+        ([n], _, _) => n - 1,
+        (_, [batch, _], _) => *batch,
+        _ => state[0],
+    };
+    Dims { tokens: lead.iter().product(), batch, q_heads, v_heads, dk, dv }
 }
 
 impl Dims {
@@ -75,7 +74,7 @@ impl Dims {
 
 impl Kernel for GatedDeltaNet {
     fn scratch_bytes(&self, shapes: &Shapes<'_>) -> usize {
-        let dims = self.dims(shapes.input(0), shapes.input(2), shapes.input(3), shapes.input(6));
+        let dims = dims(self.packed, shapes.input(0), shapes.input(2), shapes.input(3), shapes.input(6));
         let dtype = |side: &[Option<(DType, &[usize])>], slot: usize| side.get(slot)?.map(|(dtype, _)| dtype);
         let len = |slot: usize| match dtype(shapes.inputs, slot) {
             Some(_) => shapes.input(slot).iter().product(),
@@ -96,7 +95,7 @@ impl Kernel for GatedDeltaNet {
     fn run(&self, cx: &mut RunCx<'_>) -> Result<()> {
         let par = cx.par;
         let shape = |slot: usize| cx.input(slot).map_or(&[][..], |tensor| tensor.shape());
-        let dims = self.dims(shape(0), shape(2), shape(3), shape(6));
+        let dims = dims(self.packed, shape(0), shape(2), shape(3), shape(6));
         let spans = spans(cx, &dims)?;
         let mut carver = Carver::new(cx.take_scratch());
         let [q, k, v] = self.rows(cx, &dims, &mut carver);

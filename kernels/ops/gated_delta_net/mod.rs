@@ -7,6 +7,7 @@
 //! [tokens, Hv, D], beta [tokens, Hv]; states [B, Hv, E, D] in f32; output [tokens, Hv, E].
 
 mod cpu;
+mod cuda;
 #[cfg(test)]
 mod tests;
 
@@ -19,8 +20,9 @@ use crate::shapes::{agree, agree_all, ranked, show};
 use abi::{DType, Dim, Result};
 
 /// The definitions.
-pub const OPS: &[OpDef] =
-    &[OpDef::new("com.microsoft", "GatedDeltaNet", (1, 1), claim, infer, build).with_in_place(&[(6, 1)])];
+pub const OPS: &[OpDef] = &[OpDef::new("com.microsoft", "GatedDeltaNet", (1, 1), claim, infer, build)
+    .with_in_place(&[(6, 1)])
+    .with_cuda(cuda::build)];
 
 const FLOATS: &[DType] = &[DType::F32, DType::F16, DType::BF16];
 

@@ -6,6 +6,7 @@
 //! beta [B, T, Hv] or [B, T, 1]; output [B, T, max(Hq, Hv) E].
 
 mod cpu;
+pub mod cuda;
 pub mod recurrence;
 pub mod state;
 #[cfg(test)]
@@ -20,8 +21,10 @@ use abi::{DType, Dim, Result};
 
 /// The definitions.
 pub const OPS: &[OpDef] = &[
-    OpDef::new("com.microsoft", "LinearAttention", (1, 1), claim, infer, build).with_in_place(&[(3, 1)]),
-    OpDef::new("", "LinearAttention", (27, 27), claim, infer, build).with_in_place(&[(3, 1)]),
+    OpDef::new("com.microsoft", "LinearAttention", (1, 1), claim, infer, build)
+        .with_in_place(&[(3, 1)])
+        .with_cuda(cuda::build),
+    OpDef::new("", "LinearAttention", (27, 27), claim, infer, build).with_in_place(&[(3, 1)]).with_cuda(cuda::build),
 ];
 
 const FLOATS: &[DType] = &[DType::F32, DType::F16, DType::BF16];

@@ -69,6 +69,11 @@ NXRT_DEVICE C row_sum(C x, unsigned lanes, C* shared32) {
     return x;
 }
 
+NXRT_DEVICE float root(float x) { return sqrtf(x); }
+NXRT_DEVICE double root(double x) { return sqrt(x); }
+NXRT_DEVICE float exponential(float x) { return expf(x); }
+NXRT_DEVICE double exponential(double x) { return exp(x); }
+
 // A row's mean and factor.
 template <class C>
 struct Statistics {
@@ -86,11 +91,11 @@ NXRT_DEVICE Statistics<C> statistics(const NormParams& p, Sum sum) {
             mean = sum([](C x) { return x; }) / n;
             [[fallthrough]];
         case kRms:
-            return {mean, C(1) / sqrt(sum([=](C x) { return (x - mean) * (x - mean); }) / n + C(p.epsilon))};
+            return {mean, C(1) / root(sum([=](C x) { return (x - mean) * (x - mean); }) / n + C(p.epsilon))};
         default: {
             const bool squares = p.kind == kL2;
             C norm = sum([=](C x) { return squares ? x * x : (x < C(0) ? -x : x); });
-            if (squares) norm = sqrt(norm);
+            if (squares) norm = root(norm);
             return {C(0), norm == C(0) ? C(0) : C(1) / norm};
         }
     }
@@ -105,7 +110,7 @@ NXRT_DEVICE void write_statistics(const NormParams& p, const Place& at, const St
 
 template <class C>
 NXRT_DEVICE C activate(uint32_t activation, C z) {
-    const C denominator = C(1) + exp(-z);
+    const C denominator = C(1) + exponential(-z);
     return (activation == kSilu ? z : C(1)) / denominator;
 }
 
@@ -304,7 +309,7 @@ NXRT_DEVICE void lp_columns(const LpParams& p) {
         const C v = wide(x[i * p.inner]);
         norm += p.kind == kL2 ? v * v : (v < C(0) ? -v : v);
     }
-    if (p.kind == kL2) norm = sqrt(norm);
+    if (p.kind == kL2) norm = root(norm);
     const C inverse = norm == C(0) ? C(0) : C(1) / norm;
     for (uint64_t i = 0; i < p.n; ++i) y[i * p.inner] = static_cast<T>(wide(x[i * p.inner]) * inverse);
 }
