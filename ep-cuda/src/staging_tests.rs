@@ -111,6 +111,22 @@ fn small_downloads_share_one_wait() {
     }
 }
 
+#[test]
+fn an_upload_sees_what_was_downloaded_before() {
+    let (mut ring, _memory) = ring();
+    let lane = LateLane::new(pattern(SLOT, 3));
+    let wanted = lane.device.borrow()[..100].to_vec();
+    let mut host = [0u8; 100];
+    // SAFETY: host and device have the bytes.
+    unsafe {
+        ring.download(&lane, host.as_mut_ptr(), 0, 100).expect("works");
+        ring.upload(&lane, 5000, host.as_ptr(), 100).expect("works");
+    }
+    ring.finish(&lane).expect("works");
+    lane.work_until(lane.queued.get());
+    assert_eq!(lane.device.borrow()[5000..][..100], wanted);
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { cases: 60, failure_persistence: None, ..ProptestConfig::default() })]
 
