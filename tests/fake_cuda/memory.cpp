@@ -53,7 +53,11 @@ Pages pages_of(const Allocation& a) {
     return {a.begin / kPage * kPage, round_up(a.begin + a.bytes, kPage)};
 }
 
+// Changing the protection of larger ones, at every synchronisation, costs more than it may find.
+constexpr size_t kMaxProtected = size_t{16} << 20;
+
 void protect(const Allocation& a, int protection) {
+    if (protection == PROT_NONE && a.bytes > kMaxProtected) return;
     const Pages pages = pages_of(a);
     mprotect(reinterpret_cast<void*>(pages.begin), pages.end - pages.begin, protection);
 }
@@ -146,7 +150,9 @@ void describe_address(uintptr_t address, char* text, size_t size) {
 
 Access::Access() {
     if (accesses++ != 0 || !driver().settings.protect) return;
-    for (const auto& entry : live) protect(entry.second, PROT_READ | PROT_WRITE);
+    for (const auto& entry : live) {
+        if (entry.second.bytes <= kMaxProtected) protect(entry.second, PROT_READ | PROT_WRITE);
+    }
 }
 
 Access::~Access() {

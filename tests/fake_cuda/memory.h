@@ -1,4 +1,5 @@
-// Device memory: a range of addresses of which the host may use none, and kernels what is allocated.
+// Device memory: a range of addresses of which the host may use nothing (but large allocations), and kernels what is
+// allocated.
 #pragma once
 
 #include <cstddef>
