@@ -5,6 +5,7 @@
 //! Dims: B batch, S tokens, N heads, H head size, R rotated elements of a head (the rest passes through), M rows of the caches.
 
 mod cpu;
+mod cuda;
 #[cfg(test)]
 mod tests;
 
@@ -17,9 +18,9 @@ use abi::{DType, Result};
 
 /// The definitions.
 pub const OPS: &[OpDef] = &[
-    OpDef::new("com.microsoft", "RotaryEmbedding", (1, 1), claim, infer, build),
-    OpDef::new("com.microsoft", "MRotaryEmbedding", (1, 1), claim, infer, build),
-    OpDef::new("", "RotaryEmbedding", (23, u32::MAX), claim, infer, build),
+    OpDef::new("com.microsoft", "RotaryEmbedding", (1, 1), claim, infer, build).with_cuda(cuda::build),
+    OpDef::new("com.microsoft", "MRotaryEmbedding", (1, 1), claim, infer, build).with_cuda(cuda::build),
+    OpDef::new("", "RotaryEmbedding", (23, u32::MAX), claim, infer, build).with_cuda(cuda::build),
 ];
 
 /// Which of the three ops it is.

@@ -1,6 +1,7 @@
 //! Softmax and LogSoftmax: <https://onnx.ai/onnx/operators/onnx__Softmax.html>. Before opset 13 all dims from `axis` on
 //! are one; since then the axis stands alone.
 
+mod cuda;
 #[cfg(test)]
 mod tests;
 
@@ -19,8 +20,8 @@ use std::marker::PhantomData;
 
 /// The definitions.
 pub const OPS: &[OpDef] = &[
-    OpDef::new("", "Softmax", (1, 13), claim, infer, |cx| build(cx, false)),
-    OpDef::new("", "LogSoftmax", (1, 13), claim, infer, |cx| build(cx, true)),
+    OpDef::new("", "Softmax", (1, 13), claim, infer, |cx| build(cx, false)).with_cuda(cuda::build),
+    OpDef::new("", "LogSoftmax", (1, 13), claim, infer, |cx| build(cx, true)).with_cuda(cuda::build),
 ];
 
 fn claim(cx: &NodeCx) -> Result<(), Decline> {
@@ -30,6 +31,16 @@ fn claim(cx: &NodeCx) -> Result<(), Decline> {
 
 fn asked_axis(cx: &NodeCx) -> i64 {
     cx.int("axis", if cx.node().since_version < 13 { 1 } else { -1 })
+}
+
+/// Elements of a row, and how far apart they lie.
+fn rows_of(shape: &[usize], axis: i64, merged: bool) -> (usize, usize) {
+    let axis = fact::axis(axis, shape.len()).unwrap_or(shape.len());
+    match shape.get(axis) {
+        Some(_) if merged => (shape[axis..].iter().product(), 1),
+        Some(&n) => (n, shape[axis + 1..].iter().product()),
+        None => (1, 1),
+    }
 }
 
 fn infer(cx: &NodeCx) -> Result<Vec<Fact>> {
@@ -71,12 +82,7 @@ impl<T: Stored<C: Real>> Kernel for Softmax<T> {
             return Ok(());
         }
         let shape = input.shape();
-        let axis = fact::axis(self.axis, shape.len()).unwrap_or(shape.len());
-        let (n, inner) = match shape.get(axis) {
-            Some(_) if self.merged => (shape[axis..].iter().product(), 1),
-            Some(&n) => (n, shape[axis + 1..].iter().product()),
-            None => (1, 1),
-        };
+        let (n, inner) = rows_of(shape, self.axis, self.merged);
         let data = input.slice::<T>();
         let out = SharedMut::new(out.slice::<T>());
         let grain = ((1 << 13) / n).max(1);
