@@ -162,6 +162,11 @@ impl Plan {
         Ok(Prepared { instance, program })
     }
 
+    /// The graph inputs whose contents decide shapes, by position. A CUDA plan of a whole graph has none.
+    pub fn key_inputs(&self) -> &[usize] {
+        &self.key_inputs
+    }
+
     /// Whether input `i` may have output `j`'s buffer: the plan then updates it in place.
     pub fn may_share(&self, i: usize, j: usize) -> bool {
         self.in_place.contains(&(i, j))

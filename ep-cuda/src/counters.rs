@@ -24,6 +24,8 @@ counters! {
     EagerRuns = c"eager_runs",
     /// Runs whose graph ORT's own replay launched.
     ManagedReplays = c"managed_replays",
+    /// Inputs whose contents the host had to read, since shapes depend on them: only where a model is cut into groups.
+    ReadBacks = c"read_backs",
     /// Inputs copied before a Run, since they share memory with an output or lie in pageable memory.
     CopiedInputs = c"copied_inputs",
     /// Bytes copied from the host to a device.

@@ -5,7 +5,7 @@ use crate::graphs::Graphs;
 use crate::replay::{Addresses, Lane};
 use abi::cuda::Stream;
 use abi::ort::{Compiled, Context, DeviceKind, Input};
-use abi::{DType, Error, Result};
+use abi::{DType, Error, HostTensor, Result};
 use kernels::cuda::{Buffer, Device};
 use kernels::plan::{Io, Plan, Prepared};
 use std::collections::HashMap;
@@ -14,6 +14,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 /// Lanes of streams that no longer exist are let go beyond this many.
 const LANES: usize = 16;
+
+/// Kernels load 16 bytes at a time.
+const ALIGN: u64 = 16;
 
 /// A compiled group.
 pub struct CompiledPlan {
@@ -67,6 +70,26 @@ impl CompiledPlan {
         (unsafe { Stream::from_raw(self.device.context(), handle) }, false)
     }
 
+    /// The contents of inputs that decide shapes. Where a model is cut into groups, one may have computed them on the
+    /// device for the next.
+    fn read_back(&self, stream: &Stream, inputs: &[Input<'_>]) -> Result<HashMap<usize, HostTensor>> {
+        let mut contents = HashMap::new();
+        for &i in self.plan.key_inputs() {
+            let input = &inputs[i];
+            if input.memory().host_can_access() || input.is_empty() {
+                continue;
+            }
+            stream.synchronize()?;
+            let mut bytes = vec![0; input.len()];
+            self.device.context().copy_to_host(&mut bytes, input.data as u64)?;
+            add(Counter::ReadBacks, 1);
+            let tensor = HostTensor::from_bytes(input.dtype, input.shape, &bytes);
+            let tensor = tensor.ok_or_else(|| Error::Internal(format!("input {i}'s size is off")))?;
+            contents.insert(i, tensor);
+        }
+        Ok(contents)
+    }
+
     fn execute(
         &self,
         lane: &mut StreamLane,
@@ -92,7 +115,9 @@ impl CompiledPlan {
 impl Compiled for CompiledPlan {
     fn run(&self, context: &Context<'_>) -> Result<()> {
         let inputs = (0..context.input_count()).map(|i| context.input(i)).collect::<Result<Vec<_>>>()?;
-        let io = RunIo { inputs };
+        let (stream, wait) = self.stream(context.stream_handle());
+        let contents = self.read_back(&stream, &inputs)?;
+        let io = RunIo { inputs, contents };
         let prepared = self.plan.prepare(&io)?;
         let mut addresses = Addresses {
             inputs: io.inputs.iter().map(|input| input.data as u64).collect(),
@@ -111,10 +136,15 @@ impl Compiled for CompiledPlan {
             if output.len > 0 && output.memory().kind != DeviceKind::Gpu {
                 return Err(Error::Internal(format!("output {j} is in host memory that the device cannot write")));
             }
+            if output.len > 0 && !(output.data as u64).is_multiple_of(ALIGN) {
+                let expected = format!("a buffer whose address is a multiple of {ALIGN}");
+                let names = self.plan.io_names().1.nth(j).unwrap_or_default().to_owned();
+                let problem = format!("got the address {:p}, expected {expected}", output.data);
+                return Err(Error::Model { place: format!("graph output '{names}'"), problem });
+            }
             addresses.outputs.push(output.data as u64);
             lengths.push(output.len);
         }
-        let (stream, wait) = self.stream(context.stream_handle());
         let lane = self.lane(&stream);
         let mut lane = lane.lock().unwrap_or_else(PoisonError::into_inner);
         lane.copy_inputs(self, &stream, &io.inputs, &mut addresses, &lengths)?;
@@ -124,8 +154,8 @@ impl Compiled for CompiledPlan {
 }
 
 impl StreamLane {
-    /// Copies inputs that the kernels cannot read where they are: those in pageable memory, and those that share memory
-    /// with an output which no declared in-place update explains.
+    /// Copies inputs that the kernels cannot read where they are: those in pageable memory, the misaligned, and those that
+    /// share memory with an output which no declared in-place update explains.
     fn copy_inputs(
         &mut self,
         of: &CompiledPlan,
@@ -142,7 +172,8 @@ impl StreamLane {
             };
             let outputs = addresses.outputs.iter().zip(lengths).enumerate();
             let pageable = input.memory().kind == DeviceKind::Cpu;
-            if bytes == 0 || !(pageable || outputs.into_iter().any(clash)) {
+            let misaligned = !start.is_multiple_of(ALIGN);
+            if bytes == 0 || !(pageable || misaligned || outputs.into_iter().any(clash)) {
                 continue;
             }
             if self.copies.get(&i).is_none_or(|copy| copy.len() < bytes) {
@@ -168,12 +199,15 @@ impl StreamLane {
 
 struct RunIo<'a> {
     inputs: Vec<Input<'a>>,
+    /// By input: what was read back.
+    contents: HashMap<usize, HostTensor>,
 }
 
 impl Io for RunIo<'_> {
     fn input(&self, i: usize) -> Result<(DType, &[usize], *const u8)> {
         let input = &self.inputs[i];
-        Ok((input.dtype, input.shape, input.data))
+        let data = self.contents.get(&i).map_or(input.data, |tensor| tensor.bytes().as_ptr());
+        Ok((input.dtype, input.shape, data))
     }
 
     fn output(&mut self, j: usize, _dtype: DType, _shape: &[usize]) -> Result<*mut u8> {
