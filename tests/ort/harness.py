@@ -348,7 +348,8 @@ def check_fed_shapes(model: NodeModel, may_decline: str | None) -> bool:
     fed = on_cuda() and target.fed_shapes(model.proto, model.feeds)
     if not fed:
         return False
-    with pytest.raises(Exception, match="fallback"):
+    # Where ORT's CPU EP has no kernel either (bf16), ORT finds the node without a provider before it looks at fallbacks.
+    with pytest.raises(Exception, match="fallback|Provider type"):
         ep_session(model.serialize())
     sentence = explain_text(model.proto)
     assert "captured CUDA graph" in sentence or may_decline and may_decline.lower() in sentence.lower(), sentence

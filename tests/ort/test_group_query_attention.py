@@ -388,7 +388,8 @@ HOSTILE = {
 
 # Bad values of a tensor; in the other cases shapes are wrong, or the one value that the host knows.
 BAD_DATA = (
-    "seqlens_beyond_the_cache", "negative_seqlens", "huge_seqlens", "position_beyond_the_table", "negative_position"
+    "seqlens_beyond_the_cache", "negative_seqlens", "seqlens_beyond_a_growing_cache", "huge_seqlens",
+    "position_beyond_the_table", "negative_position",
 )
 
 
