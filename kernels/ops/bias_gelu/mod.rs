@@ -3,6 +3,7 @@
 //!
 //! Gelu of the input plus a bias along its last dim: by erf (BiasGelu), or by tanh with an optional bias.
 
+mod cuda;
 #[cfg(test)]
 mod tests;
 
@@ -17,8 +18,8 @@ use abi::{DType, Result};
 
 /// The definitions.
 pub const OPS: &[OpDef] = &[
-    OpDef::new("com.microsoft", "BiasGelu", (1, 1), claim, infer, build),
-    OpDef::new("com.microsoft", "FastGelu", (1, 1), claim, infer, build),
+    OpDef::new("com.microsoft", "BiasGelu", (1, 1), claim, infer, build).with_cuda(cuda::build),
+    OpDef::new("com.microsoft", "FastGelu", (1, 1), claim, infer, build).with_cuda(cuda::build),
 ];
 
 fn is_fast(cx: &NodeCx) -> bool {

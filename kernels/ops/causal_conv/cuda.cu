@@ -120,8 +120,6 @@ struct Channel {
 // Channels last, or few positions: a thread for each channel and chunk of positions.
 template <class T, bool LAST>
 NXRT_DEVICE void conv_channels(const ConvParams& p) {
-    grid_dependency_launch();
-    grid_dependency_wait();
     const uint32_t blocks = static_cast<uint32_t>(ceil_div(p.channels, uint64_t(blockDim.x)));
     const uint64_t channel = blockIdx.x % blocks * blockDim.x + threadIdx.x;
     const uint32_t chunks = max(1u, ceil_div(p.tokens, p.chunk));

@@ -96,9 +96,6 @@ impl DeviceKernel for CausalConv {
         let by_rows = std::ptr::eq(function, &self.rows);
         let chunks = tokens.div_ceil(chunk).max(1);
         let blocks = if by_rows { batch * channels * chunks } else { batch * chunks * channels.div_ceil(THREADS) };
-        let mut shape = linear(blocks, THREADS as u32);
-        // The other kernels wait for their predecessor.
-        shape.overlap = !by_rows && blocks <= cx.device().multiprocessors() as usize;
-        cx.push(function, shape, &params)
+        cx.push(function, linear(blocks, THREADS as u32), &params)
     }
 }

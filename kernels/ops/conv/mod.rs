@@ -2,6 +2,7 @@
 //! spatial dims.
 
 mod cpu;
+mod cuda;
 #[cfg(test)]
 mod tests;
 
@@ -15,7 +16,8 @@ use crate::with_real;
 use abi::{Dim, Result};
 
 /// The definition.
-pub const OPS: &[OpDef] = &[OpDef::new("", "Conv", (1, 22), claim, infer, build)];
+pub const OPS: &[OpDef] =
+    &[OpDef::new("", "Conv", (1, 22), claim, infer, build).with_cuda_claim(cuda::claim, cuda::build)];
 
 fn claim(cx: &NodeCx) -> Result<(), Decline> {
     cx.check_required(2)?;

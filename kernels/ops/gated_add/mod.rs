@@ -3,6 +3,7 @@
 //!
 //! X and Y [..., C], gate [..., 1]: X + round(Y gate). A projected gate (input gate_weight) is declined.
 
+mod cuda;
 #[cfg(test)]
 mod tests;
 
@@ -17,7 +18,8 @@ use crate::with_float;
 use abi::{DType, Dim, Result};
 
 /// The definitions.
-pub const OPS: &[OpDef] = &[OpDef::new("com.microsoft", "GatedAdd", (1, 1), claim, infer, build)];
+pub const OPS: &[OpDef] =
+    &[OpDef::new("com.microsoft", "GatedAdd", (1, 1), claim, infer, build).with_cuda(cuda::build)];
 
 fn claim(cx: &NodeCx) -> Result<(), Decline> {
     cx.check_required(3)?;

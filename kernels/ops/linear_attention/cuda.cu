@@ -93,8 +93,6 @@ NXRT_DEVICE void step_k_major(const DeltaParams& p) {
     const unsigned group = threadIdx.x % 4, slice = threadIdx.x / 4;
     const uint32_t column = at.column + group * 4;
     const bool wide = state_fours(p, p.dv);
-    grid_dependency_launch();
-    grid_dependency_wait();
     const T* ks = k_row<T>(p, at.token, at.head);
     const T* qs = q_row<T>(p, at.token, at.head * p.q_heads / p.v_heads);
     const Columns<T> columns(p, at, column);
@@ -168,8 +166,6 @@ NXRT_DEVICE void step_v_major(const DeltaParams& p) {
     const Decode at(p);
     const uint32_t column = at.column + warp_id() * 4;
     const bool wide = state_fours(p, p.dk);
-    grid_dependency_launch();
-    grid_dependency_wait();
     const T* ks = k_row<T>(p, at.token, at.head);
     const T* qs = q_row<T>(p, at.token, at.head * p.q_heads / p.v_heads);
     const bool wide_k = fours<T>(ks, 0), wide_q = fours<T>(qs, 0);

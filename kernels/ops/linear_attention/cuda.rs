@@ -160,9 +160,7 @@ impl Kernels {
         let columns = call.dv.div_ceil(COLUMNS);
         if one_reader && call.dk <= MOST_ROWS && call.tokens == call.sequences && call.cu_seqlens.is_null() {
             let function = if call.v_major { &self.v_major } else { &self.k_major };
-            let mut shape = linear(heads * columns, THREADS);
-            shape.overlap = heads * columns <= cx.device().multiprocessors() as usize;
-            return cx.push(function, shape, &params);
+            return cx.push(function, linear(heads * columns, THREADS), &params);
         }
         let scan = self.scans.iter().find(|(most, _)| call.dk <= *most);
         if let (Some((most, scan)), true, false) = (scan, one_reader, call.per_key) {

@@ -4,6 +4,7 @@
 //! H heads. a and b [..., H], dt_bias and decay_scale `[H]` in f32:
 //! decay = decay_scale softplus(a + dt_bias), beta = sigmoid(b).
 
+mod cuda;
 #[cfg(test)]
 mod tests;
 
@@ -17,7 +18,8 @@ use crate::shapes::{agree, agree_all, ranked};
 use abi::{DType, Result};
 
 /// The definitions.
-pub const OPS: &[OpDef] = &[OpDef::new("com.microsoft", "LinearAttentionGate", (1, 1), claim, infer, build)];
+pub const OPS: &[OpDef] =
+    &[OpDef::new("com.microsoft", "LinearAttentionGate", (1, 1), claim, infer, build).with_cuda(cuda::build)];
 
 const FLOATS: &[DType] = &[DType::F32, DType::F16, DType::BF16];
 

@@ -221,8 +221,6 @@ template <class T, int K>
 NXRT_DEVICE void norm(const NormParams& p) {
     constexpr int N = 16 / sizeof(T);
     NXRT_SHARED float shared[kWarpSize];
-    grid_dependency_launch();
-    grid_dependency_wait();
     if (!all_aligned(p)) {
         norm_slow<float>(p, shared);
         return;

@@ -183,9 +183,7 @@ impl Rows {
         };
         params.lanes = lanes as u32;
         let blocks = rows.div_ceil(threads / lanes);
-        let mut shape = linear(blocks, threads as u32);
-        shape.overlap = in_registers && blocks <= cx.device().multiprocessors() as usize;
-        cx.push(function, shape, &params)
+        cx.push(function, linear(blocks, threads as u32), &params)
     }
 }
 
