@@ -128,7 +128,7 @@ fn an_upload_sees_what_was_downloaded_before() {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 60, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 16, failure_persistence: None, ..ProptestConfig::default() })]
 
     /// Batches of copies: uploads and downloads of any size, in any order.
     #[test]
