@@ -8,6 +8,7 @@ device memory.
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import inspect
 import pathlib
@@ -263,6 +264,42 @@ def sessions_come_and_go():
     ort.unregister_execution_provider_library("cuda")
     np.testing.assert_allclose(s.run(None, {"a": array})[0], np.tan(array) + array, rtol=1e-6)
     in_order(fake())
+
+
+def users_may_bring_their_stream():
+    """As an option, or as onnxruntime-genai does, as a bare session entry. It outlives the session."""
+    register()
+    driver = fake()
+    stream, context = ctypes.c_void_p(), ctypes.c_void_p()
+    assert driver.library.cuInit(0) == 0
+    assert driver.library.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0) == 0
+    assert driver.library.cuCtxPushCurrent_v2(context) == 0
+    assert driver.library.cuStreamCreate(ctypes.byref(stream), 1) == 0
+    array = np.linspace(-1, 1, 1000, dtype=np.float32)
+    given = {"user_compute_stream": str(stream.value)}
+    s = session(given)
+    binding = s.io_binding()
+    binding.bind_ortvalue_input("a", on_device(array))
+    target = on_device(np.zeros_like(array))
+    binding.bind_ortvalue_output("c", target)
+    options = ort.RunOptions()
+    options.add_run_config_entry("disable_synchronize_execution_providers", "1")
+    s.run_with_iobinding(binding, options)
+    assert driver.library.cuStreamQuery(stream) == 600, "not ready: the work waits in the user's stream"
+    # A copy without a stream waits for it all the same.
+    np.testing.assert_allclose(target.numpy(), np.tan(array) + array, rtol=1e-6)
+    assert driver.library.cuStreamQuery(stream) == 0
+    del s, binding
+    for sessions in [[session(given), session(entries=given)], [session(given)]]:
+        for s in sessions * 2:
+            np.testing.assert_allclose(s.run(None, {"a": array})[0], np.tan(array) + array, rtol=1e-6)
+        del s, sessions
+        gc.collect()
+        np.testing.assert_array_equal(on_device(bytes_of(100)).numpy(), bytes_of(100))
+    assert driver.library.cuStreamSynchronize(stream) == 0
+    assert driver.library.cuStreamDestroy_v2(stream) == 0
+    np.testing.assert_array_equal(on_device(bytes_of(100)).numpy(), bytes_of(100))
+    in_order(driver)
 
 
 def exit_with_values_alive():
