@@ -74,6 +74,13 @@ def test_channels_last(rng, T, past, dtype):
     case(rng, channels_last=True, T=T, past=past, dtype=dtype)
 
 
+@pytest.mark.parametrize("dtype", FLOATS, ids=name_of)
+@pytest.mark.parametrize("channels_last", [False, True], ids=["first", "last"])
+@pytest.mark.parametrize("T, dilation, taps", [(64, 1, 4), (1030, 1, 4), (2100, 1, 6), (70, 30, 4), (200, 40, 3)])
+def test_many_positions(rng, T, dilation, taps, channels_last, dtype):
+    case(rng, T=T, dilation=dilation, taps=taps, channels_last=channels_last, dtype=dtype)
+
+
 def test_channels_last_with_several_channel_axes(rng):
     """[B, T, d1, d2] with channels d1*d2."""
     B, T, C, taps = 2, 5, 6, 4

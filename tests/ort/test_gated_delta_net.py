@@ -85,7 +85,7 @@ def test_decay_per_key_dimension(rng, bias_shape, gate):
     case(rng, per_key=True, gate=gate, bias_shape=bias_shape, rank4=True, may_decline="decay")
 
 
-@pytest.mark.parametrize("lengths", [(3, 5), (1, 1), (0, 4), (4, 0, 2), (7,)], ids=str)
+@pytest.mark.parametrize("lengths", [(3, 5), (1, 1), (0, 4), (4, 0, 2), (7,), (33, 1, 0, 50, 5)], ids=str)
 @pytest.mark.parametrize("state", [True, False], ids=["state", "fresh"])
 def test_ragged_packing(rng, state, lengths):
     case(rng, lengths=lengths, state=state, may_decline="cu_seqlens")
@@ -115,7 +115,7 @@ def test_scale(rng, scale):
 
 
 @pytest.mark.parametrize("S", [1, 5])
-@pytest.mark.parametrize("dk, dv", [(1, 1), (7, 9), (17, 33), (32, 32), (128, 128)])
+@pytest.mark.parametrize("dk, dv", [(1, 1), (7, 9), (17, 33), (32, 32), (100, 50), (128, 128), (256, 32)])
 def test_every_tier(rng, tier, dk, dv, S):
     case(rng, S=S, dk=dk, dv=dv, rank4=True, provider_options=tier)
 

@@ -40,6 +40,12 @@ def test_large_mean(rng):
     case(rng, (4, 64), offset=1e3, tolerance=Tolerance(1e-4), ort_tolerance=Tolerance(1e-3))
 
 
+@pytest.mark.parametrize("dtype", FLOATS, ids=name_of)
+@pytest.mark.parametrize("width", [128, 1024, 5120, 20001])
+def test_long_rows(rng, width, dtype):
+    case(rng, (3, width), dtype=dtype)
+
+
 def test_no_rows(rng):
     case(rng, (2, 0, 8))
 

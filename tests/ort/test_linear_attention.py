@@ -42,6 +42,15 @@ def case(rng, *, rule="gated_delta", q_heads=2, kv_heads=2, scale=0.0, domain=MS
     )
 
 
+@pytest.mark.parametrize("dtype", FLOATS, ids=name_of)
+@pytest.mark.parametrize("state_dtype", FLOATS, ids=name_of)
+@pytest.mark.parametrize("T", [1, 37])
+def test_real_sizes_of_every_type(rng, T, state_dtype, dtype):
+    refused = BF16 in (dtype, state_dtype) or (dtype, state_dtype) == (F32, F16)
+    how = dict(check_options=dict(ort_cpu="refuses")) if refused else {}
+    case(rng, T=T, dk=128, dv=128, q_heads=2, kv_heads=4, dtype=dtype, state_dtype=state_dtype, **how)
+
+
 DOMAINS = pytest.mark.parametrize("domain", [MS, ""], ids=["ms", "onnx"])
 
 
@@ -120,8 +129,10 @@ def test_chunk_size_changes_nothing(rng, chunk_size):
     case(rng, T=70, attrs=dict(chunk_size=chunk_size))
 
 
-@pytest.mark.parametrize("T", [1, 5])
-@pytest.mark.parametrize("dk, dv", [(1, 1), (7, 9), (16, 16), (17, 33), (32, 32), (128, 128)])
+@pytest.mark.parametrize("T", [1, 5, 70])
+@pytest.mark.parametrize(
+    "dk, dv", [(1, 1), (7, 9), (16, 16), (17, 33), (32, 32), (64, 80), (100, 50), (128, 128), (256, 32), (300, 20)]
+)
 def test_every_tier(rng, tier, dk, dv, T):
     case(rng, T=T, dk=dk, dv=dv, check_options=dict(provider_options=tier))
 

@@ -55,6 +55,12 @@ def test_every_tier(rng, tier, width):
     case(rng, (3, width), provider_options=tier)
 
 
+@pytest.mark.parametrize("dtype", FLOATS, ids=name_of)
+@pytest.mark.parametrize("width", [128, 256, 1000, 1024, 5120, 9000, 70000])
+def test_long_rows(rng, width, dtype):
+    case(rng, (3, width), dtype=dtype)
+
+
 def test_large_values_do_not_overflow(rng):
     """Squares of f16 values beyond 255 do not fit f16: the sum is taken in f32."""
     x = (normal(rng, (4, 64)) * 3000).astype(F16)

@@ -52,6 +52,12 @@ def test_every_tier(rng, tier, width):
     case(rng, (2, 3, width), provider_options=tier)
 
 
+@pytest.mark.parametrize("dtype", FLOATS, ids=name_of)
+@pytest.mark.parametrize("width", [1024, 5120, 20001])
+def test_long_rows(rng, width, dtype):
+    case(rng, (2, 3, width), skip_shape=(3, width), bias=True, dtype=dtype)
+
+
 def test_in_place(rng):
     """The sum may be written over the skip input's buffer."""
     case(rng, alias={3: 1})
