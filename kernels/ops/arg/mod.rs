@@ -1,5 +1,6 @@
 //! ArgMax and ArgMin: <https://onnx.ai/onnx/operators/onnx__ArgMax.html>.
 
+mod cuda;
 #[cfg(test)]
 mod tests;
 
@@ -17,8 +18,10 @@ use std::marker::PhantomData;
 
 /// The definitions.
 pub const OPS: &[OpDef] = &[
-    OpDef::new("", "ArgMax", (1, 13), claim, infer, |cx| build(cx, true)),
-    OpDef::new("", "ArgMin", (1, 13), claim, infer, |cx| build(cx, false)),
+    OpDef::new("", "ArgMax", (1, 13), claim, infer, |cx| build(cx, true))
+        .with_cuda(|cx, device| cuda::build(cx, device, true)),
+    OpDef::new("", "ArgMin", (1, 13), claim, infer, |cx| build(cx, false))
+        .with_cuda(|cx, device| cuda::build(cx, device, false)),
 ];
 
 fn claim(cx: &NodeCx) -> Result<(), Decline> {

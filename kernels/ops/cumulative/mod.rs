@@ -1,11 +1,13 @@
 //! CumSum and CumProd: <https://onnx.ai/onnx/operators/onnx__CumSum.html>.
 
+mod cuda;
 #[cfg(test)]
 mod tests;
 
 use crate::build::BuildCx;
 use crate::cpu::arithmetic::Number;
 use crate::cpu::number::{NUMBERS, Stored};
+use crate::cuda::walk::claim_rank;
 use crate::fact::{self, Fact};
 use crate::kernel::{Kernel, RunCx};
 use crate::op::{Decline, NodeCx, OpDef};
@@ -17,8 +19,10 @@ use std::marker::PhantomData;
 
 /// The definitions.
 pub const OPS: &[OpDef] = &[
-    OpDef::new("", "CumSum", (11, 14), claim, infer, |cx| build(cx, false)),
-    OpDef::new("", "CumProd", (26, 26), claim, infer, |cx| build(cx, true)),
+    OpDef::new("", "CumSum", (11, 14), claim, infer, |cx| build(cx, false))
+        .with_cuda_claim(claim_rank, |cx, device| cuda::build(cx, device, false)),
+    OpDef::new("", "CumProd", (26, 26), claim, infer, |cx| build(cx, true))
+        .with_cuda_claim(claim_rank, |cx, device| cuda::build(cx, device, true)),
 ];
 
 fn claim(cx: &NodeCx) -> Result<(), Decline> {

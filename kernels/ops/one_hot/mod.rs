@@ -1,5 +1,6 @@
 //! OneHot: <https://onnx.ai/onnx/operators/onnx__OneHot.html>.
 
+mod cuda;
 #[cfg(test)]
 mod tests;
 
@@ -14,7 +15,8 @@ use crate::{with_number, with_word};
 use abi::{Dim, Result};
 
 /// The definition.
-pub const OPS: &[OpDef] = &[OpDef::new("", "OneHot", (9, 28), claim, infer, build).with_host_inputs(&[1])];
+pub const OPS: &[OpDef] =
+    &[OpDef::new("", "OneHot", (9, 28), claim, infer, build).with_host_inputs(&[1]).with_cuda(cuda::build)];
 
 fn claim(cx: &NodeCx) -> Result<(), Decline> {
     cx.check_required(3)?;

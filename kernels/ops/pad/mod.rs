@@ -1,6 +1,7 @@
 //! Pad: <https://onnx.ai/onnx/operators/onnx__Pad.html>. Pads and value are attributes in opset 2 and inputs since 11; 18 adds
 //! `axes`, 19 the mode `wrap`. Negative pads crop.
 
+mod cuda;
 #[cfg(test)]
 mod tests;
 
@@ -8,6 +9,7 @@ use crate::build::BuildCx;
 use crate::cpu::map::{words, words_mut};
 use crate::cpu::number::MOVABLE;
 use crate::cpu::view::{MAX_RANK, Strides};
+use crate::cuda::walk;
 use crate::fact::{self, Fact};
 use crate::kernel::{Kernel, RunCx, Tensor};
 use crate::op::{Decline, NodeCx, OpDef};
@@ -21,8 +23,10 @@ use abi::{DType, Dim, HostTensor, Result};
 
 /// The definitions.
 pub const OPS: &[OpDef] = &[
-    OpDef::new("", "Pad", (2, 2), claim, infer, build),
-    OpDef::new("", "Pad", (11, 25), claim, infer, build).with_host_inputs(&[1, 3]),
+    OpDef::new("", "Pad", (2, 2), claim, infer, build).with_cuda_claim(walk::claim_rank, cuda::build),
+    OpDef::new("", "Pad", (11, 25), claim, infer, build)
+        .with_host_inputs(&[1, 3])
+        .with_cuda_claim(walk::claim_rank, cuda::build),
 ];
 
 fn claim(cx: &NodeCx) -> Result<(), Decline> {
@@ -100,6 +104,7 @@ fn infer(cx: &NodeCx) -> Result<Vec<Fact>> {
     Ok(vec![Fact::new(data.dtype, dims)])
 }
 
+/// What lies around the data; `cuda.cu` has the same codes.
 #[derive(Clone, Copy)]
 enum Mode {
     Constant,
@@ -108,13 +113,17 @@ enum Mode {
     Wrap,
 }
 
-fn build(cx: &mut BuildCx) -> Result<Box<dyn Kernel>> {
-    let mode = match cx.string("mode", "constant") {
+fn mode(cx: &NodeCx) -> Mode {
+    match cx.string("mode", "constant") {
         "reflect" => Mode::Reflect,
         "edge" => Mode::Edge,
         "wrap" => Mode::Wrap,
         _ => Mode::Constant,
-    };
+    }
+}
+
+/// Opset 2's pads and value.
+fn attributes(cx: &NodeCx) -> Result<Option<(Vec<i64>, HostTensor)>> {
     let attributes = (cx.node().since_version == 2).then(|| {
         let value = cx.float("value", 0.0);
         let value = match cx.required(0)?.dtype {
@@ -124,7 +133,11 @@ fn build(cx: &mut BuildCx) -> Result<Box<dyn Kernel>> {
         };
         Ok((cx.ints("pads").unwrap_or(&[]).to_vec(), value))
     });
-    Ok(Box::new(Pad { mode, attributes: attributes.transpose()? }))
+    attributes.transpose()
+}
+
+fn build(cx: &mut BuildCx) -> Result<Box<dyn Kernel>> {
+    Ok(Box::new(Pad { mode: mode(cx), attributes: attributes(cx)? }))
 }
 
 struct Pad {

@@ -1,5 +1,6 @@
 //! Range: <https://onnx.ai/onnx/operators/onnx__Range.html>.
 
+mod cuda;
 #[cfg(test)]
 mod tests;
 
@@ -14,7 +15,8 @@ use abi::{DType, Dim, Result};
 use std::marker::PhantomData;
 
 /// The definition.
-pub const OPS: &[OpDef] = &[OpDef::new("", "Range", (11, 27), claim, infer, build).with_host_inputs(&[0, 1, 2])];
+pub const OPS: &[OpDef] =
+    &[OpDef::new("", "Range", (11, 27), claim, infer, build).with_host_inputs(&[0, 1, 2]).with_cuda(cuda::build)];
 
 const INTS: &[DType] = &[DType::I64, DType::I32, DType::I16];
 const NAMES: [&str; 3] = ["start", "limit", "delta"];

@@ -1,6 +1,7 @@
 //! ScatterElements (Scatter before opset 11) and ScatterND:
 //! <https://onnx.ai/onnx/operators/onnx__ScatterElements.html>, <https://onnx.ai/onnx/operators/onnx__ScatterND.html>.
 
+mod cuda;
 #[cfg(test)]
 mod tests;
 
@@ -8,6 +9,7 @@ use crate::build::BuildCx;
 use crate::cpu::arithmetic::Number;
 use crate::cpu::map::{words, words_mut};
 use crate::cpu::number::{MOVABLE, NUMBERS, Stored};
+use crate::cuda::walk;
 use crate::fact::{self, Fact};
 use crate::kernel::{Kernel, RunCx};
 use crate::op::{Decline, NodeCx, OpDef};
@@ -18,9 +20,11 @@ use abi::{DType, Dim, Result};
 
 /// The definitions.
 pub const OPS: &[OpDef] = &[
-    OpDef::new("", "Scatter", (9, 9), claim_elements, infer_elements, build),
-    OpDef::new("", "ScatterElements", (11, 18), claim_elements, infer_elements, build),
-    OpDef::new("", "ScatterND", (11, 18), claim_nd, infer_nd, build),
+    OpDef::new("", "Scatter", (9, 9), claim_elements, infer_elements, build)
+        .with_cuda_claim(walk::claim_rank, cuda::build),
+    OpDef::new("", "ScatterElements", (11, 18), claim_elements, infer_elements, build)
+        .with_cuda_claim(walk::claim_rank, cuda::build),
+    OpDef::new("", "ScatterND", (11, 18), claim_nd, infer_nd, build).with_cuda_claim(walk::claim_rank, cuda::build),
 ];
 
 /// What becomes of an element that an update names.

@@ -1,6 +1,7 @@
 //! TensorScatter: <https://onnx.ai/onnx/operators/onnx__TensorScatter.html>. Dims: B batch, T the cache's length, S new
 //! positions. Past and present cache may be one buffer.
 
+mod cuda;
 #[cfg(test)]
 mod tests;
 
@@ -13,7 +14,8 @@ use crate::ops::gather::axis;
 use abi::{DType, Result};
 
 /// The definition.
-pub const OPS: &[OpDef] = &[OpDef::new("", "TensorScatter", (24, 24), claim, infer, build).with_in_place(&[(0, 0)])];
+pub const OPS: &[OpDef] =
+    &[OpDef::new("", "TensorScatter", (24, 24), claim, infer, build).with_in_place(&[(0, 0)]).with_cuda(cuda::build)];
 
 fn claim(cx: &NodeCx) -> Result<(), Decline> {
     cx.check_required(2)?;

@@ -1,6 +1,7 @@
 //! TopK: <https://onnx.ai/onnx/operators/onnx__TopK.html>. K is an attribute in opset 1 and an input since 10; opset 11
 //! adds `largest` and `sorted`.
 
+mod cuda;
 #[cfg(test)]
 mod tests;
 
@@ -18,8 +19,8 @@ use abi::{DType, Dim, Result};
 
 /// The definitions.
 pub const OPS: &[OpDef] = &[
-    OpDef::new("", "TopK", (1, 1), claim, infer, build),
-    OpDef::new("", "TopK", (10, 24), claim, infer, build).with_host_inputs(&[1]),
+    OpDef::new("", "TopK", (1, 1), claim, infer, build).with_cuda(cuda::build),
+    OpDef::new("", "TopK", (10, 24), claim, infer, build).with_host_inputs(&[1]).with_cuda(cuda::build),
 ];
 
 fn claim(cx: &NodeCx) -> Result<(), Decline> {

@@ -1,5 +1,6 @@
 //! Trilu: <https://onnx.ai/onnx/operators/onnx__Trilu.html>.
 
+mod cuda;
 #[cfg(test)]
 mod tests;
 
@@ -15,7 +16,7 @@ use crate::with_word;
 use abi::{DType, Result};
 
 /// The definition.
-pub const OPS: &[OpDef] = &[OpDef::new("", "Trilu", (14, 14), claim, infer, build)];
+pub const OPS: &[OpDef] = &[OpDef::new("", "Trilu", (14, 14), claim, infer, build).with_cuda(cuda::build)];
 
 fn claim(cx: &NodeCx) -> Result<(), Decline> {
     cx.check_required(1)?;
