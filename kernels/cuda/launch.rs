@@ -142,11 +142,13 @@ unsafe impl<F: Field, const N: usize> Field for [F; N] {
 /// so order them by size, largest first, and fill up with a `pad` field.
 #[macro_export]
 macro_rules! kernel_params {
-    ($(#[$doc:meta])* struct $name:ident { $($(#[$field_doc:meta])* $field:ident : $ty:ty),+ $(,)? }) => {
+    ($(#[$doc:meta])* $vis:vis struct $name:ident {
+        $($(#[$field_doc:meta])* $field_vis:vis $field:ident : $ty:ty),+ $(,)?
+    }) => {
         $(#[$doc])*
         #[repr(C)]
         #[derive(Clone, Copy)]
-        struct $name { $($(#[$field_doc])* $field: $ty,)+ }
+        $vis struct $name { $($(#[$field_doc])* $field_vis $field: $ty,)+ }
 
         // SAFETY: `repr(C)`; the sizes add up, so that there is no padding; the offsets are the compiler's.
         unsafe impl $crate::cuda::Params for $name {

@@ -8,11 +8,15 @@ pub mod images;
 mod kernel;
 mod launch;
 pub mod number;
+mod product;
 mod program;
 pub mod walk;
+mod weights;
 
 pub use device::{Buffer, Device, DeviceMemory, Limits};
 pub use kernel::{DeviceKernel, DeviceTensor, LaunchCx, linear, suffix};
 pub use launch::{Base, Bases, DevPtr, Field, Launch, Params};
+pub use product::{ProductKernels, ProductParams, gemv_shape};
 pub(crate) use program::DeviceSide;
 pub use program::Program;
+pub use weights::{BATCH_RANK, Batch, Weights};

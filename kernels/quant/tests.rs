@@ -1,5 +1,6 @@
 //! Packing and its scalar decode against the definition.
 
+use super::fragments::{self, pack_halves};
 use super::nbits::{Layout, Source, ZeroPoint};
 use abi::DType;
 use half::{bf16, f16};
@@ -93,6 +94,110 @@ fn packing_adds_little() {
                         // A byte for each 2-bit zero point is the most that is added.
                         assert!(got as f64 <= 1.15 * from as f64, "{l:?}: {got} for {from}");
                     }
+                }
+            }
+        }
+    }
+}
+
+/// Where the fragments hold row n, column k: tile, chunk, lane, and which of the lane's 32 values of a chunk.
+fn place(n: usize, k: usize) -> (usize, usize, usize, usize) {
+    let (unit, q, fragment, i) = (k % 64 / 32, k % 32 / 8, k % 8 / 4, k % 4);
+    let lane = n % 8 * 4 + q;
+    // A fragment's values: the pairs of columns (0, 1) of rows g and g + 8, then (2, 3) of both.
+    (n / 16, k / 64, lane, (unit * 2 + fragment) * 8 + (i / 2 * 2 + n % 16 / 8) * 2 + i % 2)
+}
+
+/// Value `v` of a lane's chunk at `lane_bytes` (its bytes, vectors joined).
+fn fragment_value(bits: usize, words: &[u32], v: usize) -> u32 {
+    let (fragment, pair, high) = (v / 8, v % 8 / 2, v % 2);
+    let (word, shift) = match bits {
+        16 => (fragment * 4 + pair, 16 * high),
+        8 => (fragment * 2 + pair / 2, pair % 2 * 16 + 8 * high),
+        4 => (fragment, 16 * high + 4 * pair),
+        _ => (fragment / 2, 16 * high + fragment % 2 * 8 + 2 * pair),
+    };
+    words[word] >> shift & ((1u64 << bits) - 1) as u32
+}
+
+/// The words of `lane` in the chunk that begins at `at`.
+fn lane_words(bits: usize, packed: &[u8], at: usize, lane: usize) -> Vec<u32> {
+    let vector = (4 * bits).min(16);
+    let bytes = (0..4 * bits).map(|i| packed[at + (i / vector * 32 + lane) * vector + i % vector]);
+    let bytes: Vec<_> = bytes.collect();
+    bytes.chunks(4).map(|b| u32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect()
+}
+
+#[test]
+fn fragments_hold_what_was_packed() {
+    for bits in [2, 4, 8] {
+        for (block, zero_point) in [(16, ZeroPoint::Bytes), (32, ZeroPoint::Float), (128, ZeroPoint::Default)] {
+            for (n, k) in [(1, block), (17, 3 * block - 5), (40, 64)] {
+                check_fragments(&Layout { n, k, bits, block, scale: DType::F16, zero_point });
+            }
+        }
+    }
+}
+
+fn check_fragments(l: &Layout) {
+    let (b, _, zero_bytes) = l.source_bytes();
+    let (b, zeros) = (bytes(b, 3), bytes(zero_bytes, 5));
+    let (scales, _) = floats(l.scale, l.n * l.blocks());
+    let packed = fragments::pack(l, &Source { b: &b, scales: &scales, zero_points: &zeros }, || {}).unwrap();
+    let (packed, parts) = (packed.as_slice(), fragments::parts(l));
+    let halves = |bytes: &[u8], i: usize| [bytes[2 * i], bytes[2 * i + 1]];
+    for n in 0..l.n {
+        let row = &b[n * l.blocks() * l.blob()..][..l.blocks() * l.blob()];
+        for k in 0..l.k {
+            let (tile, chunk, lane, v) = place(n, k);
+            let at = (tile * parts.shape.chunks() + chunk) * parts.shape.chunk_bytes();
+            let got = fragment_value(l.bits, &lane_words(l.bits, packed, at, lane), v);
+            assert_eq!(f64::from(got), bits_at(row, k, l.bits), "{l:?} row {n} column {k}");
+            let (block, from) = (k / l.block, n * l.blocks() + k / l.block);
+            let pair = ((tile * parts.blocks + block) * 8 + n % 8) * 2 + n % 16 / 8;
+            assert_eq!(halves(&packed[parts.scales_at..], pair), halves(&scales, from), "{l:?} row {n} block {block}");
+            let stored = &packed[parts.zeros_at..];
+            match l.zero_point {
+                ZeroPoint::Default => assert!(stored.is_empty()),
+                ZeroPoint::Float => assert_eq!(halves(stored, pair), halves(&zeros, from)),
+                ZeroPoint::Bytes => {
+                    let stride = zero_bytes / l.n;
+                    let expected = bits_at(&zeros[n * stride..][..stride], block, l.bits);
+                    let width = if l.bits == 8 { 8 } else { 4 };
+                    assert_eq!(bits_at(stored, pair, width), expected, "{l:?} row {n} block {block}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn halves_in_fragments() {
+    let (n, k) = (19, 70);
+    let packed = pack_halves(n, k, |n, k| (n * 100 + k) as u16 + 1).unwrap();
+    let mut left: usize = packed.as_slice().chunks(2).filter(|v| *v != [0, 0]).count();
+    for row in 0..n {
+        for column in 0..k {
+            let (tile, chunk, lane, v) = place(row, column);
+            let words = lane_words(16, packed.as_slice(), (tile * 2 + chunk) * 2048, lane);
+            assert_eq!(fragment_value(16, &words, v) as usize, row * 100 + column + 1);
+            left -= 1;
+        }
+    }
+    assert_eq!(left, 0, "the rest is zeros");
+}
+
+/// Fragments take at most 1.05 times what the model holds, at real widths.
+#[test]
+fn fragments_add_little() {
+    for bits in [2, 4, 8] {
+        for block in [16, 32, 64, 128, 256] {
+            for zero_point in [ZeroPoint::Default, ZeroPoint::Bytes, ZeroPoint::Float] {
+                for (n, k) in [(576, 576), (1024, 3584), (3584, 1024), (248320, 1024), (1024, 896)] {
+                    let l = Layout { n, k, bits, block, scale: DType::F16, zero_point };
+                    let (b, scales, zero_points) = l.source_bytes();
+                    let (got, from) = (fragments::parts(&l).bytes, b + scales + zero_points);
+                    assert!(got as f64 <= 1.05 * from as f64, "{l:?}: {got} for {from}");
                 }
             }
         }

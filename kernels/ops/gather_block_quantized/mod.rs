@@ -5,6 +5,7 @@
 //! says.
 
 mod cpu;
+mod cuda;
 #[cfg(test)]
 mod tests;
 
@@ -17,7 +18,8 @@ use crate::quant::nbits::{Layout, ZeroPoint};
 use abi::{DType, Dim, Result};
 
 /// The definitions.
-pub const OPS: &[OpDef] = &[OpDef::new("com.microsoft", "GatherBlockQuantized", (1, 1), claim, infer, build)];
+pub const OPS: &[OpDef] =
+    &[OpDef::new("com.microsoft", "GatherBlockQuantized", (1, 1), claim, infer, build).with_cuda(cuda::build)];
 
 /// Input slots.
 const DATA: usize = 0;

@@ -82,7 +82,7 @@ fn pack<T: Float>(spec: &Spec, constant: &Option<Constant>) -> Result<Packed> {
 const DONE_BYTES: usize = 8 << 20;
 
 /// K, from B's shape.
-fn b_rows(spec: &Spec, shape: &[usize]) -> usize {
+pub(super) fn b_rows(spec: &Spec, shape: &[usize]) -> usize {
     match *shape {
         [k] => k,
         [.., _, k] if spec.trans_b => k,

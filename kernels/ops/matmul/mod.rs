@@ -3,6 +3,7 @@
 //! <https://github.com/microsoft/onnxruntime/blob/main/docs/ContribOperators.md#com.microsoft.FusedMatMul>.
 
 mod cpu;
+mod cuda;
 mod exact;
 mod problem;
 #[cfg(test)]
@@ -17,9 +18,9 @@ use problem::Spec;
 
 /// The definitions.
 pub const OPS: &[OpDef] = &[
-    OpDef::new("", "MatMul", (1, u32::MAX), claim_matmul, infer_matmul, build),
-    OpDef::new("com.microsoft", "FusedMatMul", (1, 1), claim_fused, infer_matmul, build),
-    OpDef::new("", "Gemm", (7, u32::MAX), claim_gemm, infer_gemm, build),
+    OpDef::new("", "MatMul", (1, u32::MAX), claim_matmul, infer_matmul, build).with_cuda(cuda::build),
+    OpDef::new("com.microsoft", "FusedMatMul", (1, 1), claim_fused, infer_matmul, build).with_cuda(cuda::build),
+    OpDef::new("", "Gemm", (7, u32::MAX), claim_gemm, infer_gemm, build).with_cuda(cuda::build),
 ];
 
 /// Input slots.

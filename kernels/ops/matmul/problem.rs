@@ -1,5 +1,7 @@
 //! A product's dims and strides, from its attributes and the run's shapes.
 
+use crate::cuda::{BATCH_RANK, Batch};
+
 /// Most dims an operand may have.
 pub const MAX_RANK: usize = 16;
 
@@ -87,6 +89,37 @@ impl<'a> Problem<'a> {
     /// Which of A's and B's matrices product `i` takes.
     pub fn operands(&self, i: usize) -> (usize, usize) {
         (broadcast_index(self.batch_a, self.batch_out, i), broadcast_index(self.batch_b, self.batch_out, i))
+    }
+
+    /// The same for a CUDA kernel; `None` when the dims do not fold into as many as it takes.
+    pub fn cuda_batch(&self) -> Option<Batch> {
+        let mut batch = Batch { x_matrix: (self.m * self.k) as u64, ..Batch::ONE };
+        if self.batch == 1 {
+            return Some(batch);
+        }
+        let (mut x_stride, mut w_stride) = (1, 1);
+        // Outermost last.
+        let mut folded: Vec<[usize; 3]> = Vec::new();
+        for (back, &size) in self.batch_out.iter().rev().enumerate() {
+            let step = |dims: &[usize], stride: &mut usize| {
+                let dim = dims.len().checked_sub(back + 1).map_or(1, |axis| dims[axis]);
+                let step = if dim == 1 { 0 } else { *stride };
+                *stride *= dim;
+                step
+            };
+            let (x, w) = (step(self.batch_a, &mut x_stride), step(self.batch_b, &mut w_stride));
+            match folded.last_mut() {
+                _ if size == 1 => {}
+                Some([inner, inner_x, inner_w]) if x == *inner * *inner_x && w == *inner * *inner_w => *inner *= size,
+                _ => folded.push([size, x, w]),
+            }
+        }
+        batch.rank = folded.len() as u32;
+        for (i, [size, x, w]) in folded.into_iter().rev().enumerate() {
+            *batch.dims.get_mut(i)? = size as u32;
+            (batch.x[i], batch.w[i]) = (x as u32, w as u32);
+        }
+        (batch.rank as usize <= BATCH_RANK).then_some(batch)
     }
 }
 

@@ -83,7 +83,7 @@ fn halved(layout: &Layout, scales: &Constant) -> Option<Vec<u8>> {
 }
 
 /// The source, its sizes checked.
-fn source<'a>(layout: &Layout, b: &'a [u8], scales: &'a [u8], zero_points: &'a [u8]) -> Result<Source<'a>> {
+pub(super) fn source<'a>(layout: &Layout, b: &'a [u8], scales: &'a [u8], zero_points: &'a [u8]) -> Result<Source<'a>> {
     if layout.source_bytes() != (b.len(), scales.len(), zero_points.len()) {
         let got = (b.len(), scales.len(), zero_points.len());
         return Err(Error::Internal(format!(
@@ -94,7 +94,7 @@ fn source<'a>(layout: &Layout, b: &'a [u8], scales: &'a [u8], zero_points: &'a [
 }
 
 /// Whether B, scales and zero points are all constants.
-fn constant_weights(cx: &mut BuildCx) -> Result<bool> {
+pub(super) fn constant_weights(cx: &mut BuildCx) -> Result<bool> {
     for slot in [B, SCALES, ZERO_POINTS] {
         if cx.has_input(slot) && cx.constant(slot)?.is_none() {
             return Ok(false);

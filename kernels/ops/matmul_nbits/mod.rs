@@ -4,6 +4,7 @@
 //! `Y[.., N] = A[.., K] * dequantised(B)^T + bias`.
 
 mod cpu;
+mod cuda;
 #[cfg(test)]
 mod tests;
 
@@ -15,9 +16,11 @@ use crate::quant::nbits::{Layout, ZeroPoint};
 use abi::{Attr, DType, Dim, Node, Result};
 
 pub use cpu::{name as pack_name, pack};
+pub(crate) use cuda::{pack as cuda_pack, pack_name as cuda_pack_name};
 
 /// The definitions.
-pub const OPS: &[OpDef] = &[OpDef::new("com.microsoft", "MatMulNBits", (1, 1), claim, infer, build)];
+pub const OPS: &[OpDef] =
+    &[OpDef::new("com.microsoft", "MatMulNBits", (1, 1), claim, infer, build).with_cuda(cuda::build)];
 
 const FLOATS: [DType; 3] = [DType::F32, DType::F16, DType::BF16];
 

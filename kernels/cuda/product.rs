@@ -1,0 +1,189 @@
+//! Products with weights in fragments: their parameters, the choice of kernel, the launch. Any op that multiplies by a
+//! matrix of weights uses this.
+
+use super::{Batch, DevPtr, Device, LaunchCx, Weights, suffix};
+use crate::kernel_params;
+use crate::quant::nbits::{Layout, ZeroPoint};
+use abi::Result;
+use abi::cuda::{Function, LaunchShape};
+
+kernel_params! {
+    /// As in `product.cuh`.
+    pub struct ProductParams {
+        /// The left operand: rows of K elements.
+        pub x: DevPtr,
+        /// What is added, or null.
+        pub c: DevPtr,
+        /// The output, `[batch, M, N]`.
+        pub y: DevPtr,
+        /// The right operand.
+        pub w: Weights,
+        /// What repeats; only 16-bit weights have more than one.
+        pub batch: Batch,
+        /// Elements from one row of `x` to the next.
+        pub x_row: u64,
+        /// Rows.
+        pub m: u32,
+        /// Elements of `c` from one row to the next.
+        pub c_row: u32,
+        /// Elements of `c` from one column to the next.
+        pub c_column: u32,
+        /// Factor of the product.
+        pub alpha: f32,
+        /// Factor of `c`.
+        pub beta: f32,
+        /// Nothing.
+        pub pad: u32,
+    }
+}
+
+impl ProductParams {
+    /// `y = x w^T` with rows of `x` side by side.
+    pub fn new(x: DevPtr, w: Weights, y: DevPtr, m: usize) -> Self {
+        let x_row = w.k() as u64;
+        let (c, batch) = (DevPtr::NULL, Batch::ONE);
+        Self { x, c, y, w, batch, x_row, m: m as u32, c_row: 0, c_column: 0, alpha: 1.0, beta: 1.0, pad: 0 }
+    }
+
+    /// Adds one value a column.
+    pub fn with_bias(self, bias: DevPtr) -> Self {
+        Self { c: bias, c_row: 0, c_column: 1, ..self }
+    }
+}
+
+/// Rows that the GEMV kernels take: past these, tiles of 64 and more rows win.
+const GEMV_ROWS: usize = 16;
+/// Rows that one block of a GEMV takes (`kGemvRows`).
+const GEMV_STEP: usize = 8;
+/// Warps that a block of a GEMV may have (`kGemvWarps`).
+const GEMV_WARPS: usize = 16;
+
+/// The kernels for one type of activations and one kind of weights.
+pub struct ProductKernels {
+    gemv: Function,
+    /// The GEMV for whole groups of two chunks.
+    lean: Option<Function>,
+    large: Tiles,
+    small: Tiles,
+    bits: usize,
+}
+
+/// A GEMM kernel.
+struct Tiles {
+    function: Function,
+    /// Rows and columns of a block.
+    size: usize,
+    /// Bytes of shared memory.
+    shared: u32,
+}
+
+impl Tiles {
+    fn new(function: Function, size: usize, bits: usize) -> Self {
+        const STAGES: usize = 3;
+        let stage = size * 64 * bits / 8 + size * 64 * 2;
+        let out = size * (size + 8) * 2;
+        Self { function, size, shared: (STAGES * stage).max(out) as u32 }
+    }
+
+    fn blocks(&self, m: usize, n: usize) -> usize {
+        m.div_ceil(self.size) * n.div_ceil(self.size)
+    }
+}
+
+impl ProductKernels {
+    /// Finds the kernels for quantised weights and activations of the scales' type.
+    ///
+    /// # Errors
+    /// When this build has no such kernels.
+    pub fn quantised(device: &Device, layout: &Layout) -> Result<Self> {
+        let (bits, block, suffix) = (layout.bits, layout.block, suffix(layout.scale));
+        // A tensor core adds up over 32 columns, which a block of 16 does not share; a 16-bit float does not hold the sum of
+        // an integer and any float zero point.
+        let after = block >= 32 && layout.zero_point != ZeroPoint::Float;
+        let way = if after { "after" } else { "before" };
+        let zeros = if layout.zero_point == ZeroPoint::Bytes { "bytes" } else { "plain" };
+        let lean = after && bits == 4 && block <= 128;
+        let gemm = |size: &str| device.function("matmul_nbits_gemm", &format!("gemm_{bits}_{size}_{suffix}"));
+        let lean = lean.then(|| device.function("matmul_nbits_gemv4", &format!("gemv4_{block}_{zeros}_{suffix}")));
+        Ok(Self {
+            gemv: device.function("matmul_nbits_gemv", &format!("gemv_{bits}_{way}_{suffix}"))?,
+            lean: lean.transpose()?,
+            large: Tiles::new(gemm("large")?, 128, bits),
+            small: Tiles::new(gemm("small")?, 64, bits),
+            bits,
+        })
+    }
+
+    /// Finds the kernels for 16-bit weights.
+    ///
+    /// # Errors
+    /// When this build has no such kernels.
+    pub fn halves(device: &Device, suffix: &str) -> Result<Self> {
+        let find = |name: &str| device.function("matmul_fragments", &format!("{name}_{suffix}"));
+        Ok(Self {
+            gemv: find("gemv")?,
+            lean: None,
+            large: Tiles::new(find("gemm_large")?, 128, 16),
+            small: Tiles::new(find("gemm_small")?, 64, 16),
+            bits: 16,
+        })
+    }
+
+    /// Launches `batch` products. `constant`: nobody writes the weights while the plan runs.
+    ///
+    /// # Errors
+    /// As [`LaunchCx::push`].
+    pub fn push(&self, cx: &mut LaunchCx<'_>, params: &ProductParams, batch: usize, constant: bool) -> Result<()> {
+        let (m, n) = (params.m as usize, params.w.n());
+        if m <= GEMV_ROWS {
+            let steps = m.div_ceil(GEMV_STEP);
+            let shared = lean_shared(m.min(GEMV_STEP), params.w.chunks());
+            let fits =
+                shared + SUMS <= cx.device().shared_limit().min(LEAN_SHARED) && params.w.chunks().is_multiple_of(2);
+            let (function, shape) = match &self.lean {
+                Some(lean) if fits => (lean, gemv_shape(&params.w, [steps, batch], 2, cx.device(), shared)),
+                // A group of chunks is what a warp reads at once.
+                _ => {
+                    let chunks = if self.bits == 16 { 1 } else { 2 };
+                    (&self.gemv, gemv_shape(&params.w, [steps, batch], chunks, cx.device(), 0))
+                }
+            };
+            return cx.push(function, LaunchShape { overlap: constant, ..shape }, params);
+        }
+        let sms = cx.device().multiprocessors() as usize;
+        let fits = self.large.shared <= cx.device().shared_limit();
+        // Large tiles need fewer loads, small ones reach more multiprocessors.
+        let large = fits && m > 64 && self.large.blocks(m, n) * batch >= sms;
+        let tiles = if large { &self.large } else { &self.small };
+        let grid = [tiles.blocks(m, n) as u32, 1, batch as u32];
+        let shape = LaunchShape { grid, block: [128, 1, 1], shared: tiles.shared, overlap: false };
+        cx.push(&tiles.function, shape, params)
+    }
+}
+
+/// Bytes of shared memory in which a GEMV adds up (`kGemvWarps`, `kGemvRows`, tiles of 16; twice).
+const SUMS: u32 = 16 << 10;
+/// Shared memory of a block past which too few are resident for the lean GEMV to be lean.
+const LEAN_SHARED: u32 = 96 << 10;
+
+/// Dynamic shared memory of the lean GEMV: the rows as `staged_row_bytes` says, and a group of zeros.
+fn lean_shared(rows: usize, chunks: usize) -> u32 {
+    (rows * (chunks * 64 * 2 + 64) + 256) as u32
+}
+
+/// The grid of a GEMV: blocks walk over the tiles along N, their warps share the columns in groups of chunks. `layers`:
+/// the grid's other dims; `shared`: dynamic shared memory.
+pub fn gemv_shape(w: &Weights, layers: [usize; 2], chunks: usize, device: &Device, shared: u32) -> LaunchShape {
+    let sms = device.multiprocessors() as usize;
+    let groups = w.chunks().div_ceil(chunks).max(1);
+    let layer_count = layers[0] * layers[1];
+    // Few tiles: more warps share one, so that the device has enough loads under way.
+    let most = if w.tiles() * layer_count >= 2 * sms { GEMV_WARPS / 2 } else { GEMV_WARPS };
+    let warps = groups.div_ceil(groups.div_ceil(most));
+    // At 64 registers a thread, 32 warps are resident.
+    let by_shared = device.shared_limit().max(SUMS + shared) / (SUMS + shared);
+    let resident = sms * (32 / warps).min(by_shared as usize);
+    let rounds = w.tiles().div_ceil(resident.div_ceil(layer_count)).max(1);
+    let grid = [w.tiles().div_ceil(rounds) as u32, layers[0] as u32, layers[1] as u32];
+    LaunchShape { grid, block: [32 * warps as u32, 1, 1], shared, overlap: false }
+}

@@ -1,0 +1,302 @@
+//! MatMul, FusedMatMul and Gemm on CUDA devices. 16-bit operands: the right one goes into fragments, at Compile where it
+//! is constant, and tensor cores multiply; float ones are multiplied in float, others plainly.
+
+use super::cpu::addend_strides;
+use super::problem::{Problem, Spec};
+use super::{A, B, C};
+use crate::build::BuildCx;
+use crate::cuda::{
+    Batch, Buffer, DevPtr, Device, DeviceKernel, LaunchCx, ProductKernels, ProductParams, Weights, linear, suffix,
+};
+use crate::kernel_params;
+use crate::quant::fragments::{self, Shape};
+use crate::weights::Constant;
+use abi::cuda::{Function, LaunchShape};
+use abi::{DType, Error, Result};
+use std::sync::Arc;
+
+/// Parses the node and packs a constant B.
+pub(super) fn build(cx: &mut BuildCx, device: &Arc<Device>) -> Result<Box<dyn DeviceKernel>> {
+    let spec = super::spec(cx);
+    let dtype = cx.required(A)?.dtype;
+    if !matches!(dtype, DType::F16 | DType::BF16) {
+        return Ok(Box::new(Strided::new(spec, dtype, device)?));
+    }
+    let packed = match cx.constant(B)? {
+        Some(_) => {
+            let layout = format!("cuda fragments {dtype} trans {}", spec.trans_b);
+            Some(cx.pack(&[B], &layout, |c| pack(&spec, &c[0], device))?)
+        }
+        None => None,
+    };
+    let find = |name: &str| device.function("matmul", name);
+    Ok(Box::new(Halves {
+        spec,
+        packed,
+        kernels: ProductKernels::halves(device, suffix(dtype))?,
+        make_fragments: find("make_fragments_2")?,
+        turn_rows: find("turn_rows_2")?,
+    }))
+}
+
+/// A constant right operand: the fragments of each of its matrices.
+struct Packed {
+    buffer: Buffer,
+    shape: Vec<usize>,
+}
+
+/// The right operand alone, as A of one row would take it.
+fn alone<'a>(spec: &Spec, shape: &'a [usize]) -> (Problem<'a>, usize) {
+    const ONE: &[usize] = &[1, 1];
+    let p = Problem::new(&Spec { trans_a: false, ..*spec }, ONE, shape, ONE);
+    (p, super::cpu::b_rows(spec, shape))
+}
+
+fn pack(spec: &Spec, constant: &Option<Constant>, device: &Device) -> Result<Packed> {
+    let wrong = || Error::Internal("a constant B changed its type after the claim".into());
+    let constant = constant.as_ref().ok_or_else(wrong)?;
+    let shape = constant.shape();
+    let (p, k) = alone(spec, shape);
+    let bytes = constant.bytes();
+    let matrices: usize = shape[..shape.len().saturating_sub(2)].iter().product();
+    let size = Shape { n: p.n, k, bits: 16 }.bytes();
+    let buffer = device.alloc(size * matrices)?;
+    for i in 0..if size == 0 { 0 } else { matrices } {
+        let matrix = &bytes[i * k * p.n * 2..][..k * p.n * 2];
+        let packed = fragments::pack_halves(p.n, k, |n, k| {
+            let at = 2 * (n * p.b.column + k * p.b.row);
+            u16::from_le_bytes([matrix[at], matrix[at + 1]])
+        })?;
+        device.context().copy_to_device(buffer.address() + (i * size) as u64, packed.as_slice())?;
+    }
+    Ok(Packed { buffer, shape: shape.to_vec() })
+}
+
+/// float16 and bfloat16.
+struct Halves {
+    spec: Spec,
+    packed: Option<Arc<Packed>>,
+    kernels: ProductKernels,
+    make_fragments: Function,
+    turn_rows: Function,
+}
+
+kernel_params! {
+    /// As in `cuda.cu`.
+    struct FragmentsParams {
+        from: DevPtr,
+        to: DevPtr,
+        matrix: u64,
+        row: u64,
+        column: u64,
+        n: u32,
+        k: u32,
+        tiles: u32,
+        chunks: u32,
+        matrices: u32,
+        pad: u32,
+    }
+}
+
+kernel_params! {
+    /// As in `cuda.cu`.
+    struct RowsParams { from: DevPtr, to: DevPtr, row: u64, column: u64, total: u64, rows: u32, columns: u32 }
+}
+
+const THREADS: usize = 256;
+
+/// A launch of at least `threads` threads.
+fn threads(threads: usize) -> LaunchShape {
+    linear(threads.div_ceil(THREADS), THREADS as u32)
+}
+
+impl DeviceKernel for Halves {
+    fn launch(&self, cx: &mut LaunchCx<'_>) -> Result<()> {
+        let (a, b) = (cx.required(A), cx.input(B));
+        let Some(out) = cx.output(0).filter(|out| !out.is_empty()) else { return Ok(()) };
+        let b_shape = self.packed.as_ref().map_or_else(|| b.map_or(&[][..], |b| b.shape), |packed| &packed.shape);
+        let p = Problem::new(&self.spec, a.shape, b_shape, out.shape);
+        let batch = batch(cx, &p)?;
+        let w = match &self.packed {
+            Some(packed) => Weights::halves(&Shape { n: p.n, k: p.k, bits: 16 }, packed.buffer.ptr()),
+            None => self.fragments(cx, &p, b_shape)?,
+        };
+        let x = if self.spec.trans_a && a.shape.len() > 1 { self.turned(cx, &p)? } else { a.ptr };
+        let (c, (c_row, c_column)) = addend(cx);
+        for (batch, count) in layers(batch, p.batch) {
+            let params = ProductParams {
+                c,
+                batch,
+                c_row,
+                c_column,
+                alpha: self.spec.alpha,
+                beta: self.spec.beta,
+                ..ProductParams::new(x, w, out.ptr, p.m)
+            };
+            self.kernels.push(cx, &params, count, self.packed.is_some())?;
+        }
+        Ok(())
+    }
+}
+
+/// C and the elements from one of its rows and columns to the next.
+fn addend(cx: &LaunchCx<'_>) -> (DevPtr, (u32, u32)) {
+    cx.input(C).map_or((DevPtr::NULL, (0, 0)), |c| {
+        let (row, column) = addend_strides(c.shape);
+        (c.ptr, (row as u32, column as u32))
+    })
+}
+
+/// The batch of a problem.
+fn batch(cx: &LaunchCx<'_>, p: &Problem<'_>) -> Result<Batch> {
+    p.cuda_batch().ok_or_else(|| {
+        let expected = format!("batch dims that fold into {} at most", crate::cuda::BATCH_RANK);
+        cx.error("inputs 0 and 1", "batch dims that broadcast in too many ways", expected)
+    })
+}
+
+/// A batch in as many launches as the grid's depth asks for, and how many products each has.
+fn layers(batch: Batch, count: usize) -> impl Iterator<Item = (Batch, usize)> {
+    const DEPTH: usize = 65535;
+    (0..count).step_by(DEPTH).map(move |first| {
+        let mut b = batch;
+        b.first = first as u32;
+        (b, DEPTH.min(count - first))
+    })
+}
+
+impl Halves {
+    /// Makes fragments of a B that arrives with the run.
+    fn fragments(&self, cx: &mut LaunchCx<'_>, p: &Problem<'_>, shape: &[usize]) -> Result<Weights> {
+        let size = Shape { n: p.n, k: p.k, bits: 16 };
+        let matrices: usize = shape[..shape.len().saturating_sub(2)].iter().product();
+        let to = cx.scratch(size.bytes() * matrices);
+        let params = FragmentsParams {
+            from: cx.input_ptr(B),
+            to,
+            matrix: (p.k * p.n) as u64,
+            row: p.b.column as u64,
+            column: p.b.row as u64,
+            n: p.n as u32,
+            k: p.k as u32,
+            tiles: size.tiles() as u32,
+            chunks: size.chunks() as u32,
+            matrices: matrices as u32,
+            pad: 0,
+        };
+        cx.push(&self.make_fragments, threads(size.bytes() * matrices / 16), &params)?;
+        Ok(Weights::halves(&size, to))
+    }
+
+    /// A with K innermost.
+    fn turned(&self, cx: &mut LaunchCx<'_>, p: &Problem<'_>) -> Result<DevPtr> {
+        let a = cx.required(A);
+        let to = cx.scratch(a.bytes());
+        let params = RowsParams {
+            from: a.ptr,
+            to,
+            row: p.a.row as u64,
+            column: p.a.column as u64,
+            total: a.len() as u64,
+            rows: p.m as u32,
+            columns: p.k as u32,
+        };
+        cx.push(&self.turn_rows, threads(a.len()), &params)?;
+        Ok(to)
+    }
+}
+
+/// The other types, whose operands are read where they lie.
+struct Strided {
+    spec: Spec,
+    kernels: Kernels,
+}
+
+enum Kernels {
+    Float { gemm: Function, columns: Function, rows: Function },
+    Exact(Function),
+}
+
+impl Strided {
+    fn new(spec: Spec, dtype: DType, device: &Device) -> Result<Self> {
+        let find = |name: &str| device.function("matmul", name);
+        let kernels = match dtype {
+            DType::F32 => Kernels::Float {
+                gemm: find("gemm_f32")?,
+                columns: find("gemv_columns_f32")?,
+                rows: find("gemv_rows_f32")?,
+            },
+            DType::F64 => Kernels::Exact(find("product_f64")?),
+            DType::I32 | DType::U32 => Kernels::Exact(find("product_4")?),
+            _ => Kernels::Exact(find("product_8")?),
+        };
+        Ok(Self { spec, kernels })
+    }
+}
+
+kernel_params! {
+    /// As in `cuda.cu`.
+    struct StridedParams {
+        x: DevPtr,
+        w: DevPtr,
+        c: DevPtr,
+        y: DevPtr,
+        batch: Batch,
+        w_matrix: u64,
+        x_row: u64,
+        x_column: u64,
+        w_row: u64,
+        w_column: u64,
+        m: u32,
+        n: u32,
+        k: u32,
+        c_row: u32,
+        c_column: u32,
+        alpha: f32,
+        beta: f32,
+        pad: u32,
+    }
+}
+
+/// Rows up to which float products go row by row.
+const GEMV_ROWS: usize = 8;
+
+impl DeviceKernel for Strided {
+    fn launch(&self, cx: &mut LaunchCx<'_>) -> Result<()> {
+        let (a, b) = (cx.required(A), cx.required(B));
+        let Some(out) = cx.output(0).filter(|out| !out.is_empty()) else { return Ok(()) };
+        let p = Problem::new(&self.spec, a.shape, b.shape, out.shape);
+        let (c, (c_row, c_column)) = addend(cx);
+        for (batch, count) in layers(batch(cx, &p)?, p.batch) {
+            let params = StridedParams {
+                x: a.ptr,
+                w: b.ptr,
+                c,
+                y: out.ptr,
+                batch,
+                w_matrix: (p.k * p.n) as u64,
+                x_row: p.a.row as u64,
+                x_column: p.a.column as u64,
+                w_row: p.b.row as u64,
+                w_column: p.b.column as u64,
+                m: p.m as u32,
+                n: p.n as u32,
+                k: p.k as u32,
+                c_row,
+                c_column,
+                alpha: self.spec.alpha,
+                beta: self.spec.beta,
+                pad: 0,
+            };
+            let (function, x, y) = match &self.kernels {
+                Kernels::Exact(function) => (function, (p.m * p.n).div_ceil(THREADS), 1),
+                Kernels::Float { gemm, .. } if p.m > GEMV_ROWS => (gemm, p.m.div_ceil(128) * p.n.div_ceil(64), 1),
+                Kernels::Float { rows, .. } if p.b.row == 1 && p.n > 1 => (rows, p.n.div_ceil(8), p.m),
+                Kernels::Float { columns, .. } => (columns, p.n.div_ceil(32), p.m),
+            };
+            let line = linear(x, THREADS as u32);
+            cx.push(function, LaunchShape { grid: [line.grid[0], y as u32, count as u32], ..line }, &params)?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,246 @@
+//! Matrices in the order in which a GPU's warps multiply them: one layout for 2-, 4-, 8- and 16-bit weights.
+//!
+//! N: rows of the matrix (output features), K: columns (input features). A tile is 16 rows, a chunk 64 columns, a unit 32
+//! columns; a fragment is a 16 x 16 operand of one tensor core instruction. Lane `4 g + q` of a warp has of fragment `f` of
+//! unit `u` rows `g` and `g + 8` at the four columns from `32 u + 8 q + 4 f` on. A lane's bytes of a chunk (its four fragments)
+//! lie in vectors of 16 bytes (8 where weights have 2 bits), lane after lane; chunks of a tile follow each other, then tiles.
+//! `kernels/cuda/fragments.cuh` reads this.
+//!
+//! Behind the weights, each part on a 256-byte boundary: scales `[tile][block][g]` as pairs (row g, row g + 8), and zero
+//! points in the same order: pairs of floats; a byte with row g's in the low four bits; or, for 8 bits, pairs of bytes.
+//! What lies past N or K is zero.
+
+use super::nbits::{Layout, Source, ZeroPoint};
+use abi::tensor::AlignedBytes;
+use abi::{Error, Result};
+
+/// Rows of a tile.
+pub const TILE: usize = 16;
+/// Columns of a chunk.
+pub const CHUNK: usize = 64;
+const LANES: usize = 32;
+
+/// The sizes of a matrix in fragments.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Shape {
+    /// Rows.
+    pub n: usize,
+    /// Columns.
+    pub k: usize,
+    /// Bits a weight.
+    pub bits: usize,
+}
+
+impl Shape {
+    /// Tiles along N.
+    pub fn tiles(&self) -> usize {
+        self.n.div_ceil(TILE)
+    }
+
+    /// Chunks along K.
+    pub fn chunks(&self) -> usize {
+        self.k.div_ceil(CHUNK)
+    }
+
+    /// Bytes of one chunk of a tile.
+    pub fn chunk_bytes(&self) -> usize {
+        TILE * CHUNK * self.bits / 8
+    }
+
+    /// Bytes of the weights.
+    pub fn bytes(&self) -> usize {
+        self.tiles() * self.chunks() * self.chunk_bytes()
+    }
+}
+
+/// Where the parts of a quantised matrix lie.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Parts {
+    /// The weights' sizes.
+    pub shape: Shape,
+    /// Blocks of a row, those of padding included.
+    pub blocks: usize,
+    /// Where the scales begin.
+    pub scales_at: usize,
+    /// Where the zero points begin.
+    pub zeros_at: usize,
+    /// Bytes of everything.
+    pub bytes: usize,
+}
+
+/// The parts of a matrix of `layout`.
+pub fn parts(layout: &Layout) -> Parts {
+    let shape = Shape { n: layout.n, k: layout.k, bits: layout.bits };
+    let blocks = (shape.chunks() * CHUNK).div_ceil(layout.block);
+    let pairs = shape.tiles() * blocks * 8;
+    let zero_bytes = match layout.zero_point {
+        ZeroPoint::Default => 0,
+        ZeroPoint::Bytes if layout.bits == 8 => 2,
+        ZeroPoint::Bytes => 1,
+        ZeroPoint::Float => 2 * layout.scale_bytes(),
+    };
+    let scales_at = shape.bytes().next_multiple_of(256);
+    let zeros_at = (scales_at + pairs * 2 * layout.scale_bytes()).next_multiple_of(256);
+    Parts { shape, blocks, scales_at, zeros_at, bytes: zeros_at + pairs * zero_bytes }
+}
+
+/// Packs a matrix. `done` is called now and then: the source's pages read so far may go.
+///
+/// # Errors
+/// When memory is short.
+pub fn pack(layout: &Layout, from: &Source<'_>, done: impl Fn()) -> Result<AlignedBytes> {
+    let parts = parts(layout);
+    let mut out = zeroed(parts.bytes)?;
+    let (weights, rest) = out.as_mut_slice().split_at_mut(parts.scales_at);
+    let (scales, zeros) = rest.split_at_mut(parts.zeros_at - parts.scales_at);
+    pack_weights(&parts.shape, from.b, layout.blocks() * layout.blob(), weights, done);
+    let rows = Rows { layout, blocks: parts.blocks };
+    rows.pack_floats(from.scales, scales);
+    match layout.zero_point {
+        ZeroPoint::Default => {}
+        ZeroPoint::Float => rows.pack_floats(from.zero_points, zeros),
+        ZeroPoint::Bytes => rows.pack_zero_bytes(from.zero_points, zeros),
+    }
+    Ok(out)
+}
+
+/// Memory for packed weights.
+fn zeroed(asked: usize) -> Result<AlignedBytes> {
+    AlignedBytes::try_zeroed(asked).ok_or_else(|| Error::Memory { asked, purpose: "packed weights".into() })
+}
+
+/// Packs 16-bit elements `at(n, k)`.
+///
+/// # Errors
+/// When memory is short.
+pub fn pack_halves(n: usize, k: usize, at: impl Fn(usize, usize) -> u16) -> Result<AlignedBytes> {
+    let shape = Shape { n, k, bits: 16 };
+    let mut out = zeroed(shape.bytes())?;
+    for (index, chunk) in out.as_mut_slice().chunks_exact_mut(shape.chunk_bytes()).enumerate() {
+        let (tile, first) = (index / shape.chunks(), index % shape.chunks() * CHUNK);
+        for (i, half) in chunk.chunks_exact_mut(2).enumerate() {
+            let (lane, word) = (i / 8 % LANES, i / 2 % 4);
+            // Vector i / 256 of a chunk is fragment i / 256; its word 0 is row g, word 1 row g + 8, words 2 and 3 the same two
+            // columns on.
+            let column = first + (i / 512) * 32 + lane % 4 * 8 + i / 256 % 2 * 4 + word / 2 * 2 + i % 2;
+            let row = tile * TILE + lane / 4 + word % 2 * 8;
+            if row < n && column < k {
+                half.copy_from_slice(&at(row, column).to_le_bytes());
+            }
+        }
+    }
+    Ok(out)
+}
+
+/// Packed bytes between two calls of `done`.
+const DONE_BYTES: usize = 8 << 20;
+
+/// Packs rows of `row_bytes` each.
+fn pack_weights(shape: &Shape, rows: &[u8], row_bytes: usize, out: &mut [u8], done: impl Fn()) {
+    let tile_bytes = shape.chunks() * shape.chunk_bytes();
+    let word_bytes = (4 * shape.bits).min(16);
+    // A lane's four columns of a fragment.
+    let piece = shape.bits / 2;
+    for (tile, out) in out.chunks_exact_mut(tile_bytes.max(1)).enumerate() {
+        let row = |r: usize| rows.get((tile * TILE + r) * row_bytes..).map_or(&[][..], |rest| &rest[..row_bytes]);
+        for g in 0..8 {
+            let (low, high) = (row(g), row(g + 8));
+            for (chunk, out) in out.chunks_exact_mut(shape.chunk_bytes()).enumerate() {
+                for fragment in 0..4 {
+                    for q in 0..4 {
+                        let column = chunk * CHUNK + fragment / 2 * 32 + q * 8 + fragment % 2 * 4;
+                        let at = column * shape.bits / 8;
+                        let words = fragment_words(shape.bits, bytes_at(low, at, piece), bytes_at(high, at, piece));
+                        // Where the lane's bytes of this fragment begin.
+                        let mut byte = fragment * shape.bits;
+                        let lane = 4 * g + q;
+                        if shape.bits == 2 {
+                            // Two fragments share a word: the even one has the low byte of each half.
+                            byte = fragment / 2 * 4 + fragment % 2;
+                            let to = lane * word_bytes + byte;
+                            out[to] = words[0] as u8;
+                            out[to + 2] = (words[0] >> 16) as u8;
+                            continue;
+                        }
+                        let to = (byte / word_bytes * LANES + lane) * word_bytes + byte % word_bytes;
+                        for (word, out) in words.iter().zip(out[to..to + shape.bits].chunks_exact_mut(4)) {
+                            out.copy_from_slice(&word.to_le_bytes());
+                        }
+                    }
+                }
+            }
+        }
+        if tile % (DONE_BYTES / tile_bytes.max(1) + 1) == 0 {
+            done();
+        }
+    }
+}
+
+/// `len` (1, 2 or 4) bytes at `at`, zeros past the end.
+#[inline(always)]
+fn bytes_at(row: &[u8], at: usize, len: usize) -> u32 {
+    if at + 4 <= row.len() {
+        let word = u32::from_le_bytes([row[at], row[at + 1], row[at + 2], row[at + 3]]);
+        return if len == 4 { word } else { word & ((1 << (8 * len)) - 1) };
+    }
+    (0..len).fold(0, |word, i| word | u32::from(row.get(at + i).copied().unwrap_or(0)) << (8 * i))
+}
+
+/// The words of one lane's fragment, from four columns of row g (`low`) and of row g + 8 (`high`). For 4 and 2 bits the low
+/// half holds the columns 0 and 2 of both rows in turn, the high half columns 1 and 3.
+#[inline(always)]
+fn fragment_words(bits: usize, low: u32, high: u32) -> [u32; 2] {
+    match bits {
+        8 => [low & 0xffff | high << 16, low >> 16 | high & 0xffff_0000],
+        4 => {
+            let even = low & 0x0f0f | (high & 0x0f0f) << 4;
+            let odd = (low >> 4) & 0x0f0f | high & 0xf0f0;
+            [even | odd << 16, 0]
+        }
+        _ => {
+            let even = low & 0x33 | (high & 0x33) << 2;
+            let odd = (low >> 2) & 0x33 | high & 0xcc;
+            [even | odd << 16, 0]
+        }
+    }
+}
+
+/// What belongs to blocks.
+struct Rows<'a> {
+    layout: &'a Layout,
+    /// Blocks of a packed row.
+    blocks: usize,
+}
+
+impl Rows<'_> {
+    /// Index into the packed pairs, and which of the pair, of block `b` of row `n`.
+    fn place(&self, n: usize, b: usize) -> (usize, usize) {
+        ((n / TILE * self.blocks + b) * 8 + n % 8, n % TILE / 8)
+    }
+
+    fn pack_floats(&self, from: &[u8], out: &mut [u8]) {
+        let (size, blocks) = (self.layout.scale_bytes(), self.layout.blocks());
+        for (n, row) in from.chunks_exact(blocks * size).enumerate() {
+            for (b, value) in row.chunks_exact(size).enumerate() {
+                let (pair, which) = self.place(n, b);
+                out[(2 * pair + which) * size..][..size].copy_from_slice(value);
+            }
+        }
+    }
+
+    fn pack_zero_bytes(&self, from: &[u8], out: &mut [u8]) {
+        let (bits, blocks) = (self.layout.bits, self.layout.blocks());
+        for (n, row) in from.chunks_exact((blocks * bits).div_ceil(8)).enumerate() {
+            for b in 0..blocks {
+                let bit = b * bits;
+                let value = row[bit / 8] >> (bit % 8) & (0xff >> (8 - bits));
+                let (pair, which) = self.place(n, b);
+                if bits == 8 {
+                    out[2 * pair + which] = value;
+                } else {
+                    out[pair] |= value << (4 * which);
+                }
+            }
+        }
+    }
+}
