@@ -52,7 +52,7 @@ def pytest_configure(config):
     STATE.ep = target.EPS[config.getoption("--ep")]
     STATE.io = config.getoption("--io")
     if config.getoption("--fake-cuda"):
-        target.load_fake_driver(config.getoption("--fake-cuda"))
+        STATE.fake = target.load_fake_driver(config.getoption("--fake-cuda"))
     for marker, _ in MARKERS.values():
         config.addinivalue_line("markers", marker)
     config.stash_deselected = collections.Counter()
@@ -161,6 +161,20 @@ def registered_ep(request):
     ort.register_execution_provider_library(harness.EP_NAME, library)
     assert harness.ep_devices(), f"{library} registered but offers no {harness.EP_NAME} device"
     yield library
+
+
+@pytest.fixture(autouse=True)
+def driver_faults(request):
+    """With the fake driver: what it found wrong during a test fails the test."""
+    driver = STATE.fake
+    if driver is None:
+        yield
+        return
+    driver.clear_log()
+    yield
+    faults = driver.errors()
+    assert not faults, f"the driver found {len(faults)} faults: {faults[:5]}"
+    assert driver.check_guards() == 1, "bytes beside a block of device memory were written"
 
 
 @pytest.fixture

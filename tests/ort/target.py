@@ -5,7 +5,6 @@ conftest.py fills STATE once, from the command line.
 
 from __future__ import annotations
 
-import ctypes
 import dataclasses
 import importlib
 import os
@@ -13,6 +12,8 @@ import pathlib
 from types import ModuleType
 
 import onnx
+
+from tests.fake_cuda.control import FakeCuda
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,6 +43,7 @@ class RunState:
     io: str = "host"
     oracles_only: bool = False
     library: str | None = None
+    fake: FakeCuda | None = None
 
 
 STATE = RunState()
@@ -62,13 +64,13 @@ def package() -> ModuleType:
         ) from error
 
 
-def load_fake_driver(path: str) -> None:
+def load_fake_driver(path: str) -> FakeCuda:
     """Makes the library at `path` the CUDA driver of this process and of those that it starts."""
-    folder = str(pathlib.Path(path).resolve().parent)
+    path = pathlib.Path(path).resolve()
     others = os.environ.get("LD_LIBRARY_PATH")
-    os.environ["LD_LIBRARY_PATH"] = f"{folder}:{others}" if others else folder
+    os.environ["LD_LIBRARY_PATH"] = f"{path.parent}:{others}" if others else str(path.parent)
     # dlopen("libcuda.so.1") finds a library of this name that is loaded already.
-    ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL)
+    return FakeCuda(path)
 
 
 # Inputs whose values decide the shapes of outputs. A GPU's captured work cannot wait for tensor data, so ep-cuda takes

@@ -144,6 +144,26 @@ def test_long_sequences(rng, dtype, S, L):
     case(rng, S=S, L=L, causal=S == L, dtype=dtype, D=32, **loose)
 
 
+TILES = {
+    "heads_of_80": dict(S=70, L=140, D=80, Dv=128, causal=True),
+    "heads_of_256": dict(B=1, S=40, L=70, D=256, Dv=40, mask=((4, 40, 70), "bool")),
+    "heads_of_264": dict(B=1, S=20, L=70, D=64, Dv=264, window=(30, 5), opset=25),
+    "window": dict(B=1, S=100, L=100, D=64, window=(20, 3), mask=((100, 100), "float"), opset=25),
+    "cache": dict(B=1, S=20, L=20, past=300, D=64, H=2, causal=True, softcap=3.0),
+    "one_row": dict(B=1, S=1, L=400, D=128, Dv=64, H=8, mask=((1, 8, 1, 400), "float")),
+}
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=name_of)
+@pytest.mark.parametrize("name", TILES)
+def test_tiles(rng, name, dtype):
+    """More rows and keys than any tile holds, in the head sizes that have kernels of their own."""
+    case(
+        rng, dtype=dtype, ort_cpu="refuses" if dtype == BF16 else "agrees",
+        ort_tolerance=harness.Tolerance(4e-3) if dtype == F16 else None, **TILES[name],
+    )
+
+
 @pytest.mark.parametrize("D", [8, 33, 64])
 def test_every_tier(rng, tier, D):
     case(rng, D=D, S=3, L=3, past=5, causal=True, provider_options=tier)

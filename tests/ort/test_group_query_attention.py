@@ -250,6 +250,48 @@ def test_long_contexts(rng, dtype, S, past):
     case(rng, S=S, past=past, dtype=dtype, D=32)
 
 
+TILES = {
+    "prompt_128": dict(S=70, D=128, rotary=128, kv_heads=1),
+    "chunk_256": dict(B=1, S=40, past=90, D=256, rotary=64, interleaved=True),
+    "window_80": dict(S=70, D=80, window=33, rotary=32),
+    "bias_64": dict(S=66, D=64, bias=(1, 4), softcap=2.0, qk_norm=True),
+    "ragged_128": dict(S=70, D=128, lengths=(70, 9), capacity=80),
+    "sink_96": dict(B=1, S=33, past=300, D=96, sink=True, capacity=400),
+    "prompt_264": dict(S=20, D=264),
+    "token_512": dict(S=1, past=100, D=512, heads=8),
+    "tokens_128": dict(B=1, S=3, past=200, D=128, heads=8, window=150),
+    "tokens_64": dict(B=1, S=2, past=333, D=64, heads=14, capacity=400),
+    "tokens_256": dict(B=1, S=2, past=150, D=256, heads=8, sink=True),
+    "token_256": dict(S=1, past=200, D=256, heads=8, lengths=(201, 60), capacity=256),
+}
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=name_of)
+@pytest.mark.parametrize("name", TILES)
+def test_tiles(rng, name, dtype):
+    """More rows and keys than any tile holds, in the head sizes that have kernels of their own."""
+    case(rng, dtype=dtype, **TILES[name])
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=name_of)
+@pytest.mark.parametrize(
+    "step",
+    [dict(S=5), dict(S=1, past=7), dict(S=1, past=70, D=64), dict(B=1, S=4, past=5), dict(S=40, D=64), dict(S=20, D=17)],
+    ids=str,
+)
+def test_rows_behind_the_length_are_not_read(rng, dtype, step):
+    inputs, attrs, expected = build(rng, dtype=dtype, rotary=16, capacity=80, **step)
+    for cache in inputs[3:5]:
+        cache[:, :, step.get("past", 0) :] = np.nan
+    # Whoever copies the cache may copy what is behind the length.
+    for cache in expected[1:]:
+        cache[:, :, step.get("past", 0) + step["S"] :] = np.nan
+    check(
+        "GroupQueryAttention", inputs, expected, attrs, domain=MS, alias={1: 3, 2: 4}, initializers=(7, 8),
+        ort_cpu="refuses" if ort_cpu_refuses(dtype=dtype, rotary=16, D=step.get("D", 16)) else "agrees",
+    )
+
+
 def test_everything_at_once(rng):
     case(
         rng, S=1, past=7, capacity=12, lengths=(8, 5), packed=True, D=32, rotary=16, interleaved=True, window=4, softcap=2.0,

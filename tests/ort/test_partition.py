@@ -111,6 +111,17 @@ def test_a_graph_input_that_is_an_output(rng):
     compare(build(nodes, ["x"], ["y", "z"]), {"x": normal(rng, (3, 5))}, ["y", "z"])
 
 
+def test_a_shape_from_another_group(rng):
+    """What decides a shape comes from before a foreign op, its consumer stands behind it."""
+    nodes = [
+        node("Shape", ["x"], "s"), node("Neg", ["x"], "n"), node(FOREIGN, ["n"], "h"), node("Reshape", ["h", "s"], "r"),
+        node("Exp", ["r"], "y"),
+    ]
+    session = compare(build(nodes, ["x"], ["y"]), {"x": normal(rng, (3, 5))}, ["y"])
+    if session is not None:
+        assert {"Neg", "Exp"} <= set(ops_on_ep(session))
+
+
 @pytest.mark.parametrize("number", range(20))
 @pytest.mark.parametrize("share", [0.1, 0.4])
 def test_random_graphs(rng, share, number):
