@@ -142,7 +142,10 @@ fn pack_weights(shape: &Shape, rows: &[u8], row_bytes: usize, out: &mut [u8], do
     // A lane's four columns of a fragment.
     let piece = shape.bits / 2;
     for (tile, out) in out.chunks_exact_mut(tile_bytes.max(1)).enumerate() {
-        let row = |r: usize| rows.get((tile * TILE + r) * row_bytes..).map_or(&[][..], |rest| &rest[..row_bytes]);
+        let row = |r: usize| {
+            let at = (tile * TILE + r) * row_bytes;
+            rows.get(at..at + row_bytes).unwrap_or(&[])
+        };
         for g in 0..8 {
             let (low, high) = (row(g), row(g + 8));
             for (chunk, out) in out.chunks_exact_mut(shape.chunk_bytes()).enumerate() {
