@@ -37,8 +37,11 @@ CUDA_TOOLKIT := cuda-toolkit[nvcc,crt,nvvm,cudart,cccl]==13.0.2
 CUDA := .cuda
 EMULATED := $(CACHE)/emulated
 PROFILE ?= release
+# `make device-pack`: what the GPU there can run, and a folder of decoders with recorded traces that are not in here.
+DEVICE_ARCHS ?= 90a
+MODELS ?=
 
-.PHONY: help demo test check bench wheels cuda-toolkit cuda-emulated fmt lint rust-test python-test doc deny older-orts fuzz asan memcheck
+.PHONY: help demo test check bench wheels cuda-toolkit cuda-emulated device-pack fmt lint rust-test python-test doc deny older-orts fuzz asan memcheck
 
 help:  ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -76,6 +79,12 @@ cuda-emulated: $(CUDA)/stamp  ## The CUDA EP and a fake CUDA driver, in .cache/e
 	cp python/common/shared/*.py $$package/_shared
 	cp --remove-destination $$built/libnxrt_ep_cuda.so $$package/libnxrt_ep_cuda.so
 	cp --remove-destination $$built/libep_cuda_python.so $$package/_native.abi3.so
+
+device-pack: $(CUDA)/stamp  ## What a GPU machine without a network needs for tests/device/run.sh, in .device
+	rm -rf $(CACHE)/device/wheel
+	export NXRT_CUDA_ARCHS=$(DEVICE_ARCHS) CARGO_TARGET_DIR=$(CURDIR)/$(CACHE)/device/target
+	$(PY) -m pip wheel --quiet --no-deps --wheel-dir $(CACHE)/device/wheel -C manylinux=2_28 ./python/cuda
+	$(PY) tests/device/pack.py $(CACHE)/device/wheel/*.whl $(MODELS:%=--models %)
 
 fmt:  ## Format the Rust code
 	cargo fmt --all

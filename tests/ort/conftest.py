@@ -39,6 +39,7 @@ def pytest_addoption(parser):
         help="on CUDA, where inputs and outputs lie; mixed: on the GPU where the shapes of all outputs are known",
     )
     group.addoption("--device-library", help="the built tests/device_ep, when cargo should not build it")
+    group.addoption("--more-models", metavar="FOLDER", type=pathlib.Path, help="decoders for test_more_traces.py")
     group.addoption("--seed", type=int, help="seed of every random input; printed at the start of each run")
     group.addoption(
         "--oracles-only",
@@ -110,7 +111,17 @@ def pytest_terminal_summary(terminalreporter, config):
             terminalreporter.write_line(f"  {count:5} {why}")
 
 
+def pytest_ignore_collect(collection_path, config):
+    if collection_path.name == "test_more_traces.py" and not config.getoption("--more-models"):
+        return True
+    return None
+
+
 def pytest_generate_tests(metafunc):
+    if "more_model" in metafunc.fixturenames:
+        folders = sorted(path.parent for path in metafunc.config.getoption("--more-models").glob("*/trace.npz"))
+        assert folders, "--more-models holds no decoder"
+        metafunc.parametrize("more_model", folders, ids=lambda folder: folder.name)
     if "tier" in metafunc.fixturenames:
         on_cuda = metafunc.config.getoption("--ep") == "cuda"
         metafunc.parametrize("tier", CUDA_TIERS if on_cuda else TIERS, indirect=True)

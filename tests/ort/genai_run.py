@@ -4,18 +4,22 @@ genai brings its own registration and environment, so test_genai.py starts this 
 """
 
 import argparse
+import importlib
 import json
 
 import numpy as np
 import onnxruntime_genai as og
 
-EP_NAME = "NxrtCpuExecutionProvider"
+# The wheel's module -> what genai_config.json calls the provider. Under the name "cuda" genai keeps its tensors on the
+# GPU and samples there.
+PROVIDERS = {"nxrt_ep_cpu": "NxrtCpuExecutionProvider", "nxrt_ep_cuda": "cuda"}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("folder")
-    parser.add_argument("--library", help="the EP's library; without it genai runs on ORT's CPU EP")
+    parser.add_argument("--ep", choices=PROVIDERS, help="the wheel; without it genai runs on ORT's CPU EP")
+    parser.add_argument("--library", help="the CPU EP's library, if not the wheel's")
     parser.add_argument("--option", action="append", default=[], help="provider option KEY=VALUE")
     parser.add_argument("--prompts", required=True, help="JSON: one token list a sequence")
     parser.add_argument("--append", help="JSON: more prompt tokens, appended after the first call")
@@ -25,11 +29,15 @@ def main() -> None:
 
     config = og.Config(arguments.folder)
     config.clear_providers()
-    if arguments.library:
-        og.register_execution_provider_library(EP_NAME, arguments.library)
-        config.append_provider(EP_NAME)
+    if arguments.ep:
+        provider = PROVIDERS[arguments.ep]
+        if arguments.library:
+            og.register_execution_provider_library(provider, arguments.library)
+        else:
+            importlib.import_module(arguments.ep).register_genai()
+        config.append_provider(provider)
         for option in arguments.option:
-            config.set_provider_option(EP_NAME, *option.split("=", 1))
+            config.set_provider_option(provider, *option.split("=", 1))
         # No node may fall back to ORT's CPU EP unnoticed.
         entries = {"session.disable_cpu_ep_fallback": "1"}
         config.overlay(json.dumps({"model": {"decoder": {"session_options": entries}}}))
@@ -54,7 +62,8 @@ def main() -> None:
     while not generator.is_done() and len(tokens) < arguments.tokens:
         generator.generate_next_token()
         tokens.append([int(t) for t in generator.get_next_tokens()])
-    print(json.dumps({"tokens": np.array(tokens).T.tolist()}))
+    counters = importlib.import_module(arguments.ep).counters() if arguments.ep == "nxrt_ep_cuda" else {}
+    print(json.dumps({"tokens": np.array(tokens).T.tolist(), "device": model.device_type, "counters": counters}))
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ import pytest
 
 import harness
 import models
+import target
 from models import Decoder
 
 SCRIPT = pathlib.Path(__file__).with_name("genai_run.py")
@@ -23,17 +24,26 @@ def fixture(request, tmp_path_factory):
     return models.Fixture(request.param, models.unpack(request.param, tmp_path_factory.mktemp("model")))
 
 
-def generate(fixture, prompts, **options) -> np.ndarray:
-    """Tokens [sequences, TOKENS] from genai in a process of its own."""
+def run_genai(fixture, prompts, **options) -> dict:
+    """What genai_run.py prints, from a process of its own."""
     command = [sys.executable, str(SCRIPT), str(fixture.folder), "--prompts", json.dumps(np.asarray(prompts).tolist())]
     if not harness.oracles_only():
-        command += ["--library", harness.STATE.library]
+        command += ["--ep", harness.STATE.ep.module]
+        command += [] if target.on_cuda() else ["--library", harness.STATE.library]
     for name, value in options.items():
         command += [f"--{name}", value if isinstance(value, str) else json.dumps(value)]
     environment = dict(os.environ, HF_HUB_OFFLINE="1")
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment, check=False)
     assert done.returncode == 0, f"genai ended with {done.returncode}:\n{done.stdout}\n{done.stderr}"
-    return np.array(json.loads(done.stdout.splitlines()[-1])["tokens"])
+    said = json.loads(done.stdout.splitlines()[-1])
+    if target.on_cuda():
+        assert said["device"] == "CUDA"
+    return said
+
+
+def generate(fixture, prompts, **options) -> np.ndarray:
+    """Tokens [sequences, TOKENS] from genai."""
+    return np.array(run_genai(fixture, prompts, **options)["tokens"])
 
 
 def plain_loop(fixture, prompts) -> np.ndarray:
@@ -103,8 +113,22 @@ def test_prompt_in_two_parts(fixture, rng):
 
 
 def test_provider_options_pass_through(fixture, tier):
-    options = "=".join(*tier.items())
     if harness.oracles_only():
         return
-    tokens = generate(fixture, recorded_prompt(fixture), option=options)
+    given = {"option": "=".join(option) for option in tier.items()}
+    tokens = generate(fixture, recorded_prompt(fixture), **given)
     assert_greedy_by_ort_cpu(fixture, recorded_prompt(fixture), tokens)
+
+
+@pytest.mark.cuda_only("CUDA graphs")
+def test_both_drives_of_a_graph(fixture):
+    """With genai's own capture and with the EP's: the same tokens, and no more graphs than shapes call for."""
+    prompts = recorded_prompt(fixture)
+    ours = run_genai(fixture, prompts, tokens=50, option="enable_cuda_graph=0")
+    managed = run_genai(fixture, prompts, tokens=50, option="enable_cuda_graph=1")
+    off = run_genai(fixture, prompts, tokens=50, option="cuda_graph=off")
+    assert ours["tokens"] == managed["tokens"] == off["tokens"]
+    assert managed["counters"]["captures"] == 1
+    # The prompt, the tokens, and one more where the mask outgrows its bucket.
+    assert ours["counters"]["captures"] <= 3
+    assert (off["counters"]["captures"], off["counters"]["replays"]) == (0, 0)

@@ -1,0 +1,76 @@
+"""pytest plugin of the device suite (`-p tests.device.watch`).
+
+--device-log FILE writes a JSON line a test as soon as it is done, so that a killed run still says what it did. After
+--device-seconds no further test starts: what then is left is counted, not failed. --device-spread shuffles so that the
+first case of every test comes before the second of any: whatever the time allows covers most. --device-shard I/N takes
+every N-th of these.
+"""
+
+from __future__ import annotations
+
+import collections
+import json
+import os
+import time
+
+import pytest
+
+# After one of these, every later call of the process fails, whatever it does.
+STICKY = ("ILLEGAL_ADDRESS", "LAUNCH_FAILED", "MISALIGNED_ADDRESS", "ILLEGAL_INSTRUCTION", "HARDWARE_STACK_ERROR",
+          "INVALID_ADDRESS_SPACE", "INVALID_PC", "LAUNCH_TIMEOUT", "CUDA_ERROR_ASSERT")  # fmt: skip
+NO_TIME = "no time left on the device"
+
+
+def pytest_addoption(parser):
+    group = parser.getgroup("device")
+    group.addoption("--device-log", help="the file that gets a JSON line a test")
+    group.addoption("--device-seconds", type=float, default=1e9, help="start no test after this time")
+    group.addoption("--device-spread", action="store_true", help="the first case of every test first")
+    group.addoption("--device-shard", default="0/1", help="I/N: every N-th test, from the I-th on")
+
+
+def pytest_configure(config):
+    # All workers of pytest-xdist measure from the controller's start.
+    start = getattr(config, "workerinput", {}).get("device_start", time.time())
+    config.pluginmanager.register(Watch(config, start), "device-watch")
+
+
+class Watch:
+    def __init__(self, config, start: float):
+        self.config, self.start = config, start
+        self.sticky = False
+        self.is_worker = hasattr(config, "workerinput")
+        path = config.getoption("--device-log")
+        self.log = open(path, "a") if path and not self.is_worker else None
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_configure_node(self, node):
+        node.workerinput["device_start"] = self.start
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_collection_modifyitems(self, items):
+        if self.config.getoption("--device-spread"):
+            seen = collections.Counter()
+            order = {}
+            for item in items:
+                test = item.nodeid.split("[")[0]
+                order[item] = seen[test]
+                seen[test] += 1
+            items.sort(key=order.get)
+        number, shards = map(int, self.config.getoption("--device-shard").split("/"))
+        items[:] = items[number::shards]
+
+    def pytest_runtest_setup(self, item):
+        if time.time() - self.start > self.config.getoption("--device-seconds"):
+            pytest.skip(NO_TIME)
+        if self.sticky and self.is_worker:
+            os._exit(3)  # xdist starts a new worker, with a context that works
+
+    def pytest_runtest_logreport(self, report):
+        text = report.longreprtext if report.outcome != "passed" else ""
+        if report.failed and any(word in text for word in STICKY):
+            self.sticky = True
+        if self.log and (report.when == "call" or report.outcome != "passed"):
+            line = {"test": report.nodeid, "outcome": report.outcome, "when": report.when}
+            line |= {"seconds": round(report.duration, 3), "text": text[-6000:]}
+            print(json.dumps(line), file=self.log, flush=True)

@@ -1,0 +1,24 @@
+"""Decoders that are too large, or too many, for the repository: `--more-models FOLDER` holds a folder a model, with
+model.onnx and trace.npz. Nodes that are not claimed run on ORT's CPU EP."""
+
+import pathlib
+
+import harness
+import models
+
+
+def test_every_recorded_step(more_model: pathlib.Path):
+    fixture = models.Fixture(more_model.name, more_model)
+    assert fixture.steps, f"{more_model}/trace.npz holds no step"
+    session = harness.ep_session(fixture.path)
+    said = harness.target.package().explain(fixture.path)
+    if said["claimed"] == said["nodes"]:
+        harness.assert_all_on_ep(session)
+        assert harness.fused_groups(session) == 1
+    order = [output.name for output in session.get_outputs()]
+    inputs = {value.name for value in session.get_inputs()}
+    for number, (given, expected) in enumerate(fixture.steps):
+        known = {name: (expected[name].shape, expected[name].dtype) for name in order}
+        feeds = {name: value for name, value in given.items() if name in inputs}
+        got = harness.run_bound(session, feeds, known)
+        models.assert_step(fixture, got, expected, f"step {number}")
