@@ -48,12 +48,12 @@ def device() -> str:
 
 
 def results(path: pathlib.Path) -> list[dict]:
-    """One line a test: of a test that failed in several phases, the first."""
+    """One line a test: of a test that failed in several phases, the first; one that never ended is unfinished."""
     seen: dict[str, dict] = {}
     for line in path.read_text().splitlines() if path.exists() else ():
         test = json.loads(line)
         before = seen.get(test["test"])
-        if before is None or before["outcome"] == "passed":
+        if before is None or before["outcome"] in ("passed", "unfinished"):
             seen[test["test"]] = test
     return list(seen.values())
 
@@ -66,6 +66,9 @@ def note(logs: pathlib.Path, runs) -> str:
     """Whatever the tests' outcomes do not say: a run that was ended, and the sanitizer's findings."""
     said = []
     for name, code, _ in runs:
+        ends = [test["test"] for test in results(logs / f"{name}.jsonl") if test["outcome"] == "unfinished"]
+        if ends:
+            said.append(f"{name} was in {ends[-1]}")
         if code not in (0, 1):
             said.append(f"{name} ended with {code}")
     found = [path for name, _, _ in runs for path in [logs / f"{name}.sanitizer"] if path.exists()]

@@ -20,6 +20,9 @@ jobs=$(($(nproc) > 8 ? 8 : $(nproc)))
 for archive in .device/*.tar.xz; do tar -xf "$archive" -C "$work"; done
 export PYTHONPATH="$work/site:$PWD" PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1 RUST_BACKTRACE=0
 [[ ${#fake[@]} -gt 0 ]] && export PYTHONPATH="$(dirname "${fake[1]}"):$PYTHONPATH"
+# Where images of machines with a GPU keep the toolkit and the driver, if nobody has said so.
+export PATH="$PATH:/usr/local/cuda/bin"
+[[ -d /usr/local/nvidia/lib64 ]] && export LD_LIBRARY_PATH="${LD_LIBRARY_PATH:+$LD_LIBRARY_PATH:}/usr/local/nvidia/lib64"
 # What onnxruntime-genai's CUDA library links: PyTorch's wheels bring them.
 libraries=$(python3 -c 'import glob, site; print(":".join(d for s in site.getsitepackages() for d in glob.glob(s + "/nvidia/*/lib")))')
 
@@ -40,7 +43,7 @@ sanitize() {
     local tool=$1 shards=$2 number
     for ((number = 0; number < shards; number++)); do
         wrap=(compute-sanitizer --tool "$tool" --target-processes application-only --print-limit 20 --log-file "$work/log/$tool-$number.sanitizer")
-        suite "$tool-$number" 250 -p no:xdist --device-spread --device-shard "$number/$shards" --io device "${heavy[@]/#/tests/ort/test_}" &
+        suite "$tool-$number" 250 -p no:xdist --device-spread --device-shard "$number/$shards" "${heavy[@]/#/tests/ort/test_}" &
     done
 }
 heavy=(attention.py causal_conv_with_state.py gated_delta_net.py gated_rms_norm.py gather_block_quantized.py

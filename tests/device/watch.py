@@ -66,11 +66,17 @@ class Watch:
         if self.sticky and self.is_worker:
             os._exit(3)  # xdist starts a new worker, with a context that works
 
+    def pytest_runtest_logstart(self, nodeid):
+        self.write({"test": nodeid, "outcome": "unfinished", "when": "start", "seconds": 0, "text": ""})
+
     def pytest_runtest_logreport(self, report):
         text = report.longreprtext if report.outcome != "passed" else ""
         if report.failed and any(word in text for word in STICKY):
             self.sticky = True
-        if self.log and (report.when == "call" or report.outcome != "passed"):
+        if report.when == "call" or report.outcome != "passed":
             line = {"test": report.nodeid, "outcome": report.outcome, "when": report.when}
-            line |= {"seconds": round(report.duration, 3), "text": text[-6000:]}
+            self.write(line | {"seconds": round(report.duration, 3), "text": text[-6000:]})
+
+    def write(self, line: dict) -> None:
+        if self.log:
             print(json.dumps(line), file=self.log, flush=True)
