@@ -52,7 +52,6 @@ void fake_cuda_reset() {
     d.counters = {};
     d.counters.live_bytes = d.counters.peak_bytes = live;
     for (const auto& entry : d.contexts) entry.second->sticky = CUDA_SUCCESS;
-    apply_protection();
 }
 
 // Valid until the thread's next call.
@@ -135,13 +134,6 @@ void fake_cuda_eager(int on) {
 void fake_cuda_descending(int on) {
     const Guard guard(driver().lock);
     driver().settings.descending = on != 0;
-}
-
-// 0: the host can touch device memory, which spares time where there is much of it.
-void fake_cuda_protect(int on) {
-    const Guard guard(driver().lock);
-    driver().settings.protect = on != 0;
-    apply_protection();
 }
 
 // 0: parameters that look like stale or host pointers are not looked at.

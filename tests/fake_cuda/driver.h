@@ -184,7 +184,6 @@ struct Settings {
     std::map<int, int> attributes;
     bool eager = false;
     bool descending = false;
-    bool protect = true;
     bool check_params = true;
 };
 

@@ -49,6 +49,18 @@ bool check_pointers(const KernelCall& call) {
     return good;
 }
 
+// The parameters with pointers to where the memory is.
+std::vector<unsigned char> moved(std::vector<unsigned char> params) {
+    for (size_t offset = 0; offset + 8 <= params.size(); offset += 8) {
+        uintptr_t word;
+        std::memcpy(&word, params.data() + offset, sizeof word);
+        if (!is_device_address(word) || find_allocation(word, 0) == nullptr) continue;
+        const unsigned char* memory = memory_at(word);
+        std::memcpy(params.data() + offset, &memory, sizeof memory);
+    }
+    return params;
+}
+
 std::shared_ptr<Function> find_function(CUfunction function, CUkernel kernel = nullptr) {
     return driver().functions.get(function != nullptr ? function : reinterpret_cast<CUfunction>(kernel));
 }
@@ -101,9 +113,8 @@ CUresult run_kernel(const KernelCall& call) {
     log("kernel %s grid %ux%ux%u block %ux%ux%u shared %u", name, call.grid.x, call.grid.y, call.grid.z, call.block.x,
         call.block.y, call.block.z, call.shared_bytes);
     if (driver().settings.check_params && !check_pointers(call)) return CUDA_ERROR_ILLEGAL_ADDRESS;
-    emulate::Launch launch{call.function->kernel, call.function->name, call.params.data(), call.grid, call.block,
-                           call.shared_bytes};
-    const Access access;
+    const std::vector<unsigned char> params = moved(call.params);
+    emulate::Launch launch{call.function->kernel, call.function->name, params.data(), call.grid, call.block, call.shared_bytes};
     const emulate::Outcome outcome = emulate::run_grid(launch, driver().settings.descending);
     if (outcome.failure == emulate::Failure::kNone) return CUDA_SUCCESS;
     log_error("%s: %s", name, outcome.message.c_str());

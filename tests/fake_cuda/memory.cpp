@@ -17,6 +17,8 @@ constexpr unsigned char kGuardByte = 0xA7;
 
 constexpr size_t round_up(size_t n, size_t to) { return (n + to - 1) / to * to; }
 
+// What the host knows as device memory is `bytes` of addresses that nobody can touch. The memory itself lies as many bytes
+// behind: only the driver knows it, and the kernels, whose parameters it moves there.
 struct Range {
     uintptr_t begin = 0;
     size_t bytes = 0;
@@ -28,7 +30,7 @@ const Range& range();
 Range reserve() {
     // Addresses are plentiful: with none used twice, a stale pointer hits nothing.
     for (size_t bytes = size_t{1} << 41; bytes >= size_t{1} << 32; bytes /= 2) {
-        void* p = mmap(nullptr, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        void* p = mmap(nullptr, 2 * bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
         if (p != MAP_FAILED) return {reinterpret_cast<uintptr_t>(p), bytes, reinterpret_cast<uintptr_t>(p) + kPage};
     }
     std::perror("fake CUDA: mmap of device addresses");
@@ -42,7 +44,6 @@ Range& mutable_range() {
 const Range& range() { return mutable_range(); }
 
 std::map<uintptr_t, Allocation> live;
-unsigned accesses = 0;
 
 // An allocation ends on a page's end, but for its alignment; a page on either side of it is never accessible.
 struct Pages {
@@ -53,21 +54,11 @@ Pages pages_of(const Allocation& a) {
     return {a.begin / kPage * kPage, round_up(a.begin + a.bytes, kPage)};
 }
 
-// Changing the protection of larger ones, at every synchronisation, costs more than it may find.
-constexpr size_t kMaxProtected = size_t{16} << 20;
-
-void protect(const Allocation& a, int protection) {
-    if (protection == PROT_NONE && a.bytes > kMaxProtected) return;
-    const Pages pages = pages_of(a);
-    mprotect(reinterpret_cast<void*>(pages.begin), pages.end - pages.begin, protection);
-}
-
 bool guards_hold(const Allocation& a) {
-    const Access access;
     const Pages pages = pages_of(a);
     const auto intact = [&](uintptr_t from, uintptr_t to) {
         for (uintptr_t p = from; p < to; ++p) {
-            if (*reinterpret_cast<const unsigned char*>(p) == kGuardByte) continue;
+            if (*memory_at(p) == kGuardByte) continue;
             log_error("a write outside of allocation %llu (%zu bytes), at its byte %lld", (unsigned long long)a.id, a.bytes,
                       (long long)(p - a.begin));
             return false;
@@ -91,12 +82,11 @@ uintptr_t allocate(size_t bytes, std::shared_ptr<Context> context) {
     a.id = ++next_id;
     a.context = std::move(context);
     r.next += pages + kPage;
-    protect(a, PROT_READ | PROT_WRITE);
     const Pages p = pages_of(a);
-    std::memset(reinterpret_cast<void*>(p.begin), kGuardByte, a.begin - p.begin);
-    std::memset(reinterpret_cast<void*>(a.begin), 0xff, bytes);
-    std::memset(reinterpret_cast<void*>(a.begin + bytes), kGuardByte, p.end - a.begin - bytes);
-    if (accesses == 0 && driver().settings.protect) protect(a, PROT_NONE);
+    mprotect(memory_at(p.begin), p.end - p.begin, PROT_READ | PROT_WRITE);
+    std::memset(memory_at(p.begin), kGuardByte, a.begin - p.begin);
+    std::memset(memory_at(a.begin), 0xff, bytes);
+    std::memset(memory_at(a.begin + bytes), kGuardByte, p.end - a.begin - bytes);
     live[a.begin] = a;
     return a.begin;
 }
@@ -106,7 +96,7 @@ bool release(const Allocation& allocation) {
     const bool intact = guards_hold(a);
     const Pages pages = pages_of(a);
     // A new mapping gives the memory back, and keeps the addresses.
-    mmap(reinterpret_cast<void*>(pages.begin), pages.end - pages.begin, PROT_NONE,
+    mmap(memory_at(pages.begin), pages.end - pages.begin, PROT_NONE,
          MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
     live.erase(a.begin);
     return intact;
@@ -126,6 +116,10 @@ void release_of(const Context& context) {
 
 bool is_device_address(uintptr_t address) { return address - range().begin < range().bytes; }
 
+unsigned char* memory_at(uintptr_t address) {
+    return reinterpret_cast<unsigned char*>(is_device_address(address) ? address + range().bytes : address);
+}
+
 const Allocation* find_allocation(uintptr_t address, size_t bytes) {
     auto found = live.upper_bound(address);
     if (found == live.begin()) return nullptr;
@@ -134,6 +128,7 @@ const Allocation* find_allocation(uintptr_t address, size_t bytes) {
 }
 
 void describe_address(uintptr_t address, char* text, size_t size) {
+    if (is_device_address(address - range().bytes)) address -= range().bytes;
     if (!is_device_address(address)) {
         std::snprintf(text, size, "%#llx, which is no device memory", (unsigned long long)address);
         return;
@@ -148,25 +143,7 @@ void describe_address(uintptr_t address, char* text, size_t size) {
                   (unsigned long long)(address - a.begin), (unsigned long long)a.id, a.bytes);
 }
 
-Access::Access() {
-    if (accesses++ != 0 || !driver().settings.protect) return;
-    for (const auto& entry : live) {
-        if (entry.second.bytes <= kMaxProtected) protect(entry.second, PROT_READ | PROT_WRITE);
-    }
-}
-
-Access::~Access() {
-    if (--accesses != 0 || !driver().settings.protect) return;
-    for (const auto& entry : live) protect(entry.second, PROT_NONE);
-}
-
-void apply_protection() {
-    const int protection = accesses == 0 && driver().settings.protect ? PROT_NONE : PROT_READ | PROT_WRITE;
-    for (const auto& entry : live) protect(entry.second, protection);
-}
-
 bool check_guards() {
-    const Access access;
     bool intact = true;
     for (const auto& entry : live) intact &= guards_hold(entry.second);
     return intact;

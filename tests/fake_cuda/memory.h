@@ -1,5 +1,4 @@
-// Device memory: a range of addresses of which the host may use nothing (but large allocations), and kernels what is
-// allocated.
+// Device memory: a range of addresses of which the host may touch nothing, and kernels what is allocated.
 #pragma once
 
 #include <cstddef>
@@ -30,26 +29,17 @@ bool release(const Allocation& allocation);
 void release_of(const Context& context);
 
 bool is_device_address(uintptr_t address);
+// Where the driver and the kernels find the memory of a device address; other addresses are themselves.
+unsigned char* memory_at(uintptr_t address);
 // The live allocation that holds all these bytes, or null.
 const Allocation* find_allocation(uintptr_t address, size_t bytes = 1);
 // For a message.
 void describe_address(uintptr_t address, char* text, size_t size);
-
-// While one of these lives, device memory can be read and written.
-class Access {
-public:
-    Access();
-    ~Access();
-    Access(const Access&) = delete;
-    Access& operator=(const Access&) = delete;
-};
 
 std::map<uintptr_t, HostBlock>& host_blocks();
 const std::pair<const uintptr_t, HostBlock>* find_host_block(uintptr_t address, size_t bytes = 1);
 
 // Checks the guards of everything that lives.
 bool check_guards();
-// After a change of the setting.
-void apply_protection();
 
 }  // namespace nxrt::fake

@@ -32,9 +32,8 @@ CUresult run_copy(const CopyCall& copy) {
         log_error("a copy of %zu bytes reads or writes outside of allocated memory", copy.bytes);
         return CUDA_ERROR_ILLEGAL_ADDRESS;
     }
-    const Access access;
-    const void* from = copy.staged != nullptr ? copy.staged->data() : reinterpret_cast<const void*>(copy.from);
-    std::memmove(reinterpret_cast<void*>(copy.to), from, copy.bytes);
+    const void* from = copy.staged != nullptr ? copy.staged->data() : memory_at(copy.from);
+    std::memmove(memory_at(copy.to), from, copy.bytes);
     return CUDA_SUCCESS;
 }
 
@@ -44,8 +43,7 @@ CUresult run_fill(const FillCall& fill) {
         log_error("a memset of %zu bytes outside of allocated memory", fill.count * fill.element_bytes);
         return CUDA_ERROR_ILLEGAL_ADDRESS;
     }
-    const Access access;
-    auto* to = reinterpret_cast<unsigned char*>(fill.to);
+    unsigned char* to = memory_at(fill.to);
     for (size_t i = 0; i < fill.count; ++i) std::memcpy(to + i * fill.element_bytes, &fill.value, fill.element_bytes);
     return CUDA_SUCCESS;
 }
@@ -109,7 +107,6 @@ CUresult enqueue(Stream& stream, Operation operation, Point* place) {
 
 CUresult drain(Stream& stream, uint64_t sequence) {
     if (stream.completed >= sequence) return stream.context->sticky;
-    const Access access;
     const auto keep = stream.shared_from_this();
     while (stream.completed < sequence && !stream.queue.empty()) {
         Operation operation = std::move(stream.queue.front());
