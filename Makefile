@@ -15,7 +15,7 @@ PY := $(VENV)/bin/python
 STAMPS := $(VENV)/stamps
 CACHE := .cache
 TOOLS := $(CACHE)/tools/bin
-PACKAGES := abi kernels ep-cpu
+PACKAGES := abi kernels ep-cpu ep-cuda
 # Older ONNX Runtimes that the one binary must run on.
 OLDER_ORTS := 1.24.4 1.28.0 1.30.0
 FUZZ_TARGETS := model_reader op_attributes
@@ -37,11 +37,13 @@ CUDA_TOOLKIT := cuda-toolkit[nvcc,crt,nvvm,cudart,cccl]==13.0.2
 CUDA := .cuda
 EMULATED := $(CACHE)/emulated
 PROFILE ?= release
+# Architectures that `make cuda-kernels` compiles for; a release's are build.rs's default.
+CI_ARCHS := 80,90a
 # `make device-pack`: what the GPU there can run, and a folder of decoders with recorded traces that are not in here.
 DEVICE_ARCHS ?= 90a
 MODELS ?=
 
-.PHONY: help demo test check bench wheels cuda-toolkit cuda-emulated device-pack fmt lint rust-test python-test doc deny older-orts fuzz asan memcheck
+.PHONY: help demo test check bench wheels cuda-toolkit cuda-emulated cuda-kernels cuda-fake device-pack fmt lint rust-test python-test doc deny older-orts fuzz asan memcheck
 
 help:  ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -51,7 +53,7 @@ demo: $(STAMPS)/wheel $(STAMPS)/smollm2  ## Convert SmolLM2-135M-Instruct, strea
 
 test: lint rust-test python-test  ## The whole test suite (under 15 minutes on 2 cores)
 
-check: deny doc older-orts fuzz asan memcheck  ## Slower checks: licences, docs, older ORTs, fuzzing, sanitizers
+check: deny doc older-orts fuzz asan memcheck cuda-kernels cuda-fake  ## Slower checks: licences, docs, older ORTs, fuzzing, sanitizers, CUDA
 
 bench: $(STAMPS)/wheel $(STAMPS)/smollm2  ## Measure speed beside ORT's CPU EP
 	$(PY) tests/bench/bench.py
@@ -80,6 +82,16 @@ cuda-emulated: $(CUDA)/stamp  ## The CUDA EP and a fake CUDA driver, in .cache/e
 	cp --remove-destination $$built/libnxrt_ep_cuda.so $$package/libnxrt_ep_cuda.so
 	cp --remove-destination $$built/libep_cuda_python.so $$package/_native.abi3.so
 
+cuda-kernels: $(CUDA)/stamp  ## Compile the CUDA kernels for CI_ARCHS; warnings are errors
+	NXRT_CUDA_ARCHS=$(CI_ARCHS) cargo build --quiet --locked -p ep-cuda
+	$(PY) tests/device/fatbin.py target/debug/libnxrt_ep_cuda.so $(CI_ARCHS)
+
+cuda-fake: $(STAMPS)/requirements  ## The CUDA EP on the fake driver
+	$(MAKE) cuda-emulated PROFILE=dev
+	export PYTHONPATH=$(CURDIR)/$(EMULATED):$(CURDIR)
+	$(PY) -m pytest -q tests/fake_cuda
+	$(PY) -m pytest $(PYTEST_ARGS) --ep cuda --fake-cuda $(EMULATED)/libcuda.so.1 tests/ort
+
 device-pack: $(CUDA)/stamp  ## What a GPU machine without a network needs for tests/device/run.sh, in .device
 	rm -rf $(CACHE)/device/wheel
 	export NXRT_CUDA_ARCHS=$(DEVICE_ARCHS) CARGO_TARGET_DIR=$(CURDIR)/$(CACHE)/device/target
@@ -89,21 +101,22 @@ device-pack: $(CUDA)/stamp  ## What a GPU machine without a network needs for te
 fmt:  ## Format the Rust code
 	cargo fmt --all
 
+# Here ep-cuda goes without its feature `cuda`, which adds nvcc's output and no Rust code: a CUDA toolkit is not needed.
 lint:  ## rustfmt and clippy, warnings are errors
 	cargo fmt --all --check
-	for package in $(PACKAGES) ep-cpu-python device-ep; do
-	    cargo clippy --quiet --locked --all-targets -p $$package -- -D warnings
+	for package in $(PACKAGES) ep-python ep-cpu-python ep-cuda-python device-ep; do
+	    cargo clippy --quiet --locked --all-targets --no-default-features -p $$package -- -D warnings
 	done
 
 rust-test:  ## Rust tests
-	for package in $(PACKAGES); do cargo test --quiet --locked -p $$package; done
+	for package in $(PACKAGES); do cargo test --quiet --locked --no-default-features -p $$package; done
 
 python-test: $(STAMPS)/wheel $(STAMPS)/smollm2  ## Python tests of the built wheel on a real onnxruntime
 	$(PY) -m pytest $(PYTEST_ARGS) tests/ort tests/models tests/bench
 
 doc:  ## API documentation, warnings are errors
 	for package in $(PACKAGES); do
-	    RUSTDOCFLAGS='-D warnings' cargo doc --quiet --locked --no-deps --document-private-items -p $$package
+	    RUSTDOCFLAGS='-D warnings' cargo doc --quiet --locked --no-default-features --no-deps --document-private-items -p $$package
 	done
 
 deny: $(TOOLS)/cargo-deny  ## Licences, bans and sources of the dependencies

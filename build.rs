@@ -25,6 +25,8 @@ fn main() {
     let archs = if archs == "ship" { SHIP.to_owned() } else { archs };
     let images: Vec<_> = sources.iter().map(|source| out.join(format!("{}.fatbin", stem(&root, source)))).collect();
     if archs == "emulated" {
+        // No nvcc made these: without the note of targets a later build with nvcc makes all of them anew.
+        let _ = fs::remove_file(out.join("archs"));
         for (source, image) in sources.iter().zip(&images) {
             fs::write(image, format!("NXRT_EMULATED {}\n", stem(&root, source))).expect("OUT_DIR is writable");
         }

@@ -15,11 +15,12 @@ from __future__ import annotations
 import argparse
 import pathlib
 import shutil
-import struct
 import subprocess
 import sys
 import tempfile
 import zipfile
+
+from fatbin import CUBIN, entries
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 PACK = ROOT / ".device"
@@ -30,7 +31,6 @@ PLATFORMS = ["manylinux_2_28_x86_64", "manylinux_2_27_x86_64", "manylinux_2_17_x
 LEFT_OUT = ("onnxruntime/transformers/", "onnxruntime/quantization/", "onnxruntime/tools/", "onnxruntime_genai/models/")
 LIMIT, MODEL_LIMIT = 64 << 20, 6 << 20
 ARCHITECTURE = 90
-FATBIN_MAGIC, CUBIN = 0xBA55ED50, 2
 
 
 def main() -> None:
@@ -90,7 +90,7 @@ def keep_hopper(path: pathlib.Path) -> None:
     """Blanks the code of other architectures, so that the library compresses well."""
     image = bytearray(path.read_bytes())
     kept = 0
-    for kind, architecture, offset, size in fatbin_entries(image):
+    for kind, architecture, offset, size in entries(image):
         if kind == CUBIN and architecture == ARCHITECTURE:
             kept += 1
         else:
@@ -98,30 +98,6 @@ def keep_hopper(path: pathlib.Path) -> None:
     if not kept:
         raise SystemExit(f"{path.name} holds no code for sm_{ARCHITECTURE}")
     path.write_bytes(image)
-
-
-def fatbin_entries(image: bytearray):
-    """(kind, architecture, offset, size) of every piece of GPU code in an ELF library."""
-    shoff = struct.unpack_from("<Q", image, 0x28)[0]
-    entry_size, count, names_at = struct.unpack_from("<HHH", image, 0x3A)
-    sections = [struct.unpack_from("<IIQQQQ", image, shoff + i * entry_size) for i in range(count)]
-    names = sections[names_at][4]
-    for name, _, _, _, offset, size in sections:
-        start = names + name
-        if bytes(image[start : image.index(0, start)]) not in (b".nv_fatbin", b"__nv_relfatbin"):
-            continue
-        at = offset
-        while at < offset + size:
-            if struct.unpack_from("<I", image, at)[0] != FATBIN_MAGIC:
-                at += 8
-                continue
-            header, length = struct.unpack_from("<HQ", image, at + 6)
-            entry, end = at + header, at + header + length
-            while entry < end:
-                kind, _, entry_header, payload = struct.unpack_from("<HHIQ", image, entry)
-                yield kind, struct.unpack_from("<I", image, entry + 28)[0], entry + entry_header, payload
-                entry += entry_header + payload
-            at = end
 
 
 def fill_models(target: pathlib.Path, source: pathlib.Path) -> None:

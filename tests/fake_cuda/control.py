@@ -8,7 +8,7 @@ HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
 
 
-def build(out=ROOT / ".cache" / "fake_cuda", cuda_home=None):
+def build(out=ROOT / ".cache" / "emulated", cuda_home=None):
     """Builds the driver with all kernels, if anything has changed, and gives the path of its libcuda.so.1."""
     command = [HERE / "build.sh", out, *([cuda_home] if cuda_home else [])]
     done = subprocess.run(list(map(str, command)), capture_output=True, text=True)
