@@ -1,5 +1,6 @@
 """The Python package: what it says of itself, registration in any order, and the command line."""
 
+import pathlib
 import subprocess
 import sys
 import textwrap
@@ -10,6 +11,7 @@ import pytest
 from onnx import TensorProto, helper
 
 import harness
+import target
 from target import STATE, package
 
 
@@ -36,6 +38,14 @@ def test_options_are_what_sessions_accept():
     harness.ep_session(model, {o.name: o.default for o in options})
     with pytest.raises(Exception, match="no_such_option"):
         harness.ep_session(model, {"no_such_option": "1"})
+
+
+def test_readme_lists_the_options():
+    readme = (pathlib.Path(__file__).resolve().parents[2] / "README.md").read_text()
+    kind = "CUDA" if target.on_cuda() else "CPU"
+    table = readme.split(f"| {kind} option |")[1].split("\n\n")[0]
+    listed = {row.split("`")[1]: row.split("|")[3].strip() for row in table.splitlines() if row.startswith("| `")}
+    assert listed == {option.name: option.default for option in package().options()}
 
 
 def test_registration_is_idempotent():
