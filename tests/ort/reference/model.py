@@ -219,17 +219,19 @@ class Float64Model:
     """Runs a model in float64.
 
     rounding = a random generator: every tensor is rounded to the type that the graph gives it, products get the random
-    error of a sum in f32, and int8 activations are rounded where the graph asks for them. Each run is then a draw of
-    what a faithful implementation computes, and its distance from the exact run a measure of how much this graph
-    amplifies rounding on these inputs.
+    error of a sum in f32, and with keep_accuracy_level int8 activations are rounded where the graph asks for them. Each
+    run is then a draw of what a faithful implementation computes, and its distance from the exact run a measure of how
+    much this graph amplifies rounding on these inputs.
     """
 
-    def __init__(self, model: onnx.ModelProto, *, rounding: np.random.Generator | None = None):
+    def __init__(
+        self, model: onnx.ModelProto, *, rounding: np.random.Generator | None = None, keep_accuracy_level: bool = False
+    ):
         self.outputs = [o.name for o in model.graph.output]
         self.inputs = {i.name for i in model.graph.input}
         self.rounding = rounding
         self.types = declared_types(model) if rounding else {}
-        wide = widened(model, keep_accuracy_level=rounding is not None)
+        wide = widened(model, keep_accuracy_level)
         self.constants = {t.name: numpy_helper.to_array(t) for t in wide.graph.initializer}
         self.nodes = ReferenceEvaluator(wide, new_ops=OPS).rt_nodes_
 
