@@ -86,9 +86,9 @@ cuda-kernels: $(CUDA)/stamp  ## Compile the CUDA kernels for CI_ARCHS; warnings 
 	NXRT_CUDA_ARCHS=$(CI_ARCHS) cargo build --quiet --locked -p ep-cuda
 	$(PY) tests/device/fatbin.py target/debug/libnxrt_ep_cuda.so $(CI_ARCHS)
 
-cuda-fake: $(STAMPS)/requirements  ## The CUDA EP on the fake driver
+cuda-fake: $(STAMPS)/requirements $(CACHE)/genai-cuda/stamp  ## The CUDA EP on the fake driver
 	$(MAKE) cuda-emulated PROFILE=dev
-	export PYTHONPATH=$(CURDIR)/$(EMULATED):$(CURDIR)
+	export PYTHONPATH=$(CURDIR)/$(EMULATED):$(CURDIR)/$(CACHE)/genai-cuda:$(CURDIR)
 	$(PY) -m pytest -q tests/fake_cuda
 	$(PY) -m pytest $(PYTEST_ARGS) --ep cuda --fake-cuda $(EMULATED)/libcuda.so.1 tests/ort
 
@@ -170,6 +170,11 @@ $(STAMPS)/wheel: $(WHEEL_SOURCES) $(STAMPS)/requirements
 
 $(CUDA)/stamp: $(STAMPS)/venv
 	$(PY) -m pip install --quiet --upgrade --target $(CUDA) '$(CUDA_TOOLKIT)'
+	touch $@
+
+# Beside the environment, in which its package of the same name is the CPU build's.
+$(CACHE)/genai-cuda/stamp: tests/requirements-genai-cuda.txt $(STAMPS)/venv
+	$(PY) -m pip install --quiet --upgrade --no-deps --target $(CACHE)/genai-cuda -r $<
 	touch $@
 
 $(STAMPS)/wheel-tools: tests/requirements-wheels.txt $(STAMPS)/venv

@@ -23,4 +23,4 @@ mkdir -p "$out"
 # Builds of several sessions of pytest may share the directory.
 exec 9>"$out/lock"
 flock 9
-exec make --no-print-directory --silent -f "$here/driver.mk" -j 2 HERE="$here" ROOT="$root" OUT="$(cd "$out" && pwd)" CUDA="$cuda"
+exec make --no-print-directory --silent -f "$here/driver.mk" -f "$here/cudart/cudart.mk" -j 2 HERE="$here" ROOT="$root" OUT="$(cd "$out" && pwd)" CUDA="$cuda" all

@@ -68,7 +68,9 @@ def load_fake_driver(path: str) -> FakeCuda:
     """Makes the library at `path` the CUDA driver of this process and of those that it starts."""
     path = pathlib.Path(path).resolve()
     others = os.environ.get("LD_LIBRARY_PATH")
-    os.environ["LD_LIBRARY_PATH"] = f"{path.parent}:{others}" if others else str(path.parent)
+    # In cudart lies what onnxruntime-genai's CUDA library links.
+    folders = [str(path.parent), str(path.parent / "cudart"), *([others] if others else [])]
+    os.environ["LD_LIBRARY_PATH"] = ":".join(folders)
     # dlopen("libcuda.so.1") finds a library of this name that is loaded already.
     return FakeCuda(path)
 
