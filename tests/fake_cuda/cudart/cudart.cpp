@@ -66,6 +66,11 @@ constexpr Known kKnown[] = {
     {"SetScoreProcessor", genai::Op::kSetScore, "84444"},
     {"ConvertInt32ToInt64", genai::Op::kWiden, "884"},
     {"AppendNextTokensToSequences", genai::Op::kAppend, "884444"},
+    // Of 64-bit masks and positions.
+    {"UpdateAttentionMaskStaticIlEEv", genai::Op::kStaticMask, "84444"},
+    {"CopyAndUpdateAttentionMaskIlEEv", genai::Op::kGrowMask, "88444"},
+    {"UpdatePositionIdsIlEEvPT_ii", genai::Op::kPositions, "844"},
+    {"UpdatePositionIdsIlEEvPT_i", genai::Op::kNextPosition, "84"},
 };
 
 template <typename T>

@@ -67,6 +67,25 @@ NXRT_DEVICE void append(const Params& p) {
     }
 }
 
+// mask, sequences, new length, length, capacity
+NXRT_DEVICE void static_mask(const Params& p) {
+    for (int row = 0; row < number(p, 1); ++row) {
+        int64_t* end = pointer<int64_t>(p, 0) + size_t(row) * number(p, 4) + number(p, 3);
+        for (int i = 1; i <= number(p, 2); ++i) end[-i] = 1;
+    }
+}
+
+// new mask, mask, sequences, new length, length
+NXRT_DEVICE void grow_mask(const Params& p) {
+    const int length = number(p, 4), past = length - number(p, 3);
+    for (int row = 0; row < number(p, 2); ++row) {
+        for (int i = 0; i < length; ++i) {
+            const int64_t* before = pointer<const int64_t>(p, 1) + size_t(row) * past;
+            pointer<int64_t>(p, 0)[size_t(row) * length + i] = i < past ? before[i] : 1;
+        }
+    }
+}
+
 NXRT_DEVICE void run(const Params& p) {
     switch (p.op) {
         case Op::kTop1: top1(p); break;
@@ -74,6 +93,14 @@ NXRT_DEVICE void run(const Params& p) {
         case Op::kCheckEnd: check_end(p); break;
         case Op::kSetScore: set_score(p); break;
         case Op::kAppend: append(p); break;
+        case Op::kStaticMask: static_mask(p); break;
+        case Op::kGrowMask: grow_mask(p); break;
+        case Op::kNextPosition:  // positions, sequences
+            for (int i = 0; i < number(p, 1); ++i) ++pointer<int64_t>(p, 0)[i];
+            break;
+        case Op::kPositions:  // positions, length, new length
+            for (int i = 0; i < number(p, 2); ++i) pointer<int64_t>(p, 0)[i] = number(p, 1) - number(p, 2) + i;
+            break;
         case Op::kHalfToFloat:
             for (int i = 0; i < number(p, 2); ++i) pointer<float>(p, 1)[i] = __half2float(pointer<const half>(p, 0)[i]);
             break;

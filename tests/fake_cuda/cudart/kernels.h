@@ -6,7 +6,7 @@
 
 namespace genai {
 
-enum class Op : uint32_t { kTop1, kSample, kCheckEnd, kHalfToFloat, kSetScore, kWiden, kAppend };
+enum class Op : uint32_t { kTop1, kSample, kCheckEnd, kHalfToFloat, kSetScore, kWiden, kAppend, kStaticMask, kGrowMask, kNextPosition, kPositions };
 
 // One block and one thread do it all.
 struct Params {
