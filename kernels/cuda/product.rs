@@ -32,8 +32,8 @@ kernel_params! {
         pub alpha: f32,
         /// Factor of `c`.
         pub beta: f32,
-        /// Nothing.
-        pub pad: u32,
+        /// 1 when nobody writes the weights while the plan runs: a kernel may read them before the one in front has ended.
+        pub constant: u32,
     }
 }
 
@@ -42,7 +42,7 @@ impl ProductParams {
     pub fn new(x: DevPtr, w: Weights, y: DevPtr, m: usize) -> Self {
         let x_row = w.k() as u64;
         let (c, batch) = (DevPtr::NULL, Batch::ONE);
-        Self { x, c, y, w, batch, x_row, m: m as u32, c_row: 0, c_column: 0, alpha: 1.0, beta: 1.0, pad: 0 }
+        Self { x, c, y, w, batch, x_row, m: m as u32, c_row: 0, c_column: 0, alpha: 1.0, beta: 1.0, constant: 0 }
     }
 
     /// Adds one value a column.
@@ -148,7 +148,7 @@ impl ProductKernels {
                     (&self.gemv, gemv_shape(&params.w, [steps, batch], chunks, cx.device(), 0))
                 }
             };
-            return cx.push(function, LaunchShape { overlap: constant, ..shape }, params);
+            return cx.push(function, shape, &ProductParams { constant: u32::from(constant), ..*params });
         }
         let sms = cx.device().multiprocessors() as usize;
         let fits = self.large.shared <= cx.device().shared_limit();
