@@ -3,6 +3,7 @@
 use crate::arena::Arena;
 use crate::cuda::Program;
 use crate::fact::{Fact, Facts};
+use crate::fuse::cluster::Cluster;
 use crate::kernel::{RunCx, Shapes, Tensor, TensorMut};
 use crate::op::NodeCx;
 use crate::par::Par;
@@ -222,6 +223,9 @@ impl Instance {
         let mut last = vec![0usize; self.values.len()];
         for (order, &(at, _)) in self.steps.iter().enumerate() {
             let step = &plan.steps[at];
+            // What a cluster reads stays until the last of its steps.
+            let within = |cluster: &Cluster| self.steps.partition_point(|&(other, _)| other < cluster.steps.end) - 1;
+            let order = plan.cluster(at).map_or(order, within);
             for &value in step.inputs.iter().flatten().chain(plan.graph.nodes[step.node].outputs.iter().flatten()) {
                 last[root(value)] = order;
             }

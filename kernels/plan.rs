@@ -6,6 +6,7 @@ use crate::claim::stated_facts;
 use crate::cuda::{Device, DeviceKernel, DeviceSide, Program};
 use crate::eval;
 use crate::fact::{Fact, Facts};
+use crate::fuse::cluster::{self, Cluster};
 use crate::instance::{Instance, Key};
 use crate::kernel::Kernel;
 use crate::op::{self, NodeCx, NodeLabel, OpDef};
@@ -31,6 +32,8 @@ pub struct Plan {
     pub(crate) template: Facts,
     /// Nodes that are left after folding, in execution order.
     pub(crate) steps: Vec<Step>,
+    /// Steps that the device may run as one, in order.
+    pub(crate) clusters: Vec<Cluster>,
     /// Per value: whether some shape depends on its contents.
     pub(crate) on_host: Vec<bool>,
     /// Graph inputs (by position) whose contents decide shapes: they are part of an instance's key.
@@ -103,10 +106,18 @@ impl Plan {
                 left.push((id, def));
             }
         }
+        let candidates = match device {
+            Some(_) if settings.fusion => cluster::find(&graph, &template, &mut left),
+            _ => Vec::new(),
+        };
         let (on_host, key_inputs) = host_cone(&graph, &left, &template);
         let mut builder =
             Builder { graph: &graph, facts: &template, settings, cache, device, constants: &mut constants };
         let steps = left.iter().map(|&(id, def)| builder.step(id, def, &on_host)).collect::<Result<Vec<_>>>()?;
+        let build =
+            |device| candidates.iter().filter_map(|c| c.build(&graph, &template, device, &steps).transpose()).collect();
+        let mut clusters: Vec<_> = device.map_or_else(|| Ok(Vec::new()), build)?;
+        clusters.sort_by_key(|cluster: &Cluster| cluster.steps.start);
         cache.end_compile();
         let mut raw = raw_constants(&graph, &steps, &mut constants)?;
         let device = device
@@ -119,6 +130,7 @@ impl Plan {
             graph,
             template,
             steps,
+            clusters,
             on_host,
             key_inputs,
             constants: raw,
@@ -146,6 +158,12 @@ impl Plan {
             kept.push(workspace);
         }
         result
+    }
+
+    /// The cluster that step `at` belongs to.
+    pub(crate) fn cluster(&self, at: usize) -> Option<&Cluster> {
+        let next = self.clusters.partition_point(|cluster| cluster.steps.end <= at);
+        self.clusters.get(next).filter(|cluster| cluster.steps.contains(&at))
     }
 
     /// Names of the graph's inputs and outputs, for messages.

@@ -1,6 +1,6 @@
 //! What a CUDA kernel's host part sees when it writes its launches down.
 
-use super::{Base, DevPtr, Device, Launch, Params};
+use super::{Base, ConstantProduct, DevPtr, Device, Launch, Params};
 use crate::op::NodeLabel;
 use abi::cuda::{Function, LaunchShape};
 use abi::{DType, Error, HostTensor, Result};
@@ -8,6 +8,11 @@ use std::fmt;
 
 /// A node made ready for a device: attributes parsed, weights packed, functions found.
 pub trait DeviceKernel: Send + Sync {
+    /// The product by constant 16-bit or quantised weights that this is, if it is one: `y = x w^T + c`.
+    fn product(&self) -> Option<ConstantProduct> {
+        None
+    }
+
     /// Writes down the launches that compute the outputs for the shapes of `cx`. Nothing runs yet, so nothing may
     /// depend on tensors' contents, but those of `value`s that the host knows.
     ///

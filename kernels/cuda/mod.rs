@@ -16,7 +16,7 @@ mod weights;
 pub use device::{Buffer, Device, DeviceMemory, Limits};
 pub use kernel::{DeviceKernel, DeviceTensor, LaunchCx, linear, suffix};
 pub use launch::{Base, Bases, DevPtr, Field, Launch, Params};
-pub use product::{ProductKernels, ProductParams, gemv_shape};
+pub use product::{ConstantProduct, ProductKernels, ProductParams, gemv_shape, lean_shape, staged_rows};
 pub(crate) use program::DeviceSide;
 pub use program::Program;
 pub use weights::{BATCH_RANK, Batch, Weights};

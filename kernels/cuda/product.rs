@@ -4,8 +4,21 @@
 use super::{Batch, DevPtr, Device, LaunchCx, Weights, suffix};
 use crate::kernel_params;
 use crate::quant::nbits::{Layout, ZeroPoint};
-use abi::Result;
 use abi::cuda::{Function, LaunchShape};
+use abi::{DType, Result};
+
+/// A product by constant weights, for kernels that make several products at once: `y = x w^T + c`.
+#[derive(Clone, Copy)]
+pub struct ConstantProduct {
+    /// The weights.
+    pub weights: Weights,
+    /// How they are quantised; `None` for 16-bit floats.
+    pub layout: Option<Layout>,
+    /// The type of x, c and y.
+    pub dtype: DType,
+    /// The node's input slot of c, one value a column.
+    pub bias: Option<usize>,
+}
 
 kernel_params! {
     /// As in `product.cuh`.
@@ -137,17 +150,16 @@ impl ProductKernels {
         let (m, n) = (params.m as usize, params.w.n());
         if m <= GEMV_ROWS {
             let steps = m.div_ceil(GEMV_STEP);
-            let shared = lean_shared(m.min(GEMV_STEP), params.w.chunks());
-            let fits =
-                shared + SUMS <= cx.device().shared_limit().min(LEAN_SHARED) && params.w.chunks().is_multiple_of(2);
-            let (function, shape) = match &self.lean {
-                Some(lean) if fits => (lean, gemv_shape(&params.w, [steps, batch], 2, cx.device(), shared)),
+            let (tiles, chunks, layers) = (params.w.tiles(), params.w.chunks(), [steps, batch]);
+            let lean = self.lean.as_ref().filter(|_| chunks.is_multiple_of(2)).and_then(|lean| {
+                let shared = staged_rows(m.min(GEMV_STEP), chunks);
+                Some((lean, lean_shape(tiles, chunks / 2, layers, cx.device(), shared)?))
+            });
+            let (function, shape) = lean.unwrap_or_else(|| {
                 // A group of chunks is what a warp reads at once.
-                _ => {
-                    let chunks = if self.bits == 16 { 1 } else { 2 };
-                    (&self.gemv, gemv_shape(&params.w, [steps, batch], chunks, cx.device(), 0))
-                }
-            };
+                let groups = if self.bits == 16 { chunks } else { chunks.div_ceil(2) };
+                (&self.gemv, gemv_shape(tiles, groups, layers, cx.device(), 0))
+            });
             return cx.push(function, shape, &ProductParams { constant: u32::from(constant), ..*params });
         }
         let sms = cx.device().multiprocessors() as usize;
@@ -166,24 +178,36 @@ const SUMS: u32 = 16 << 10;
 /// Shared memory of a block past which too few are resident for the lean GEMV to be lean.
 const LEAN_SHARED: u32 = 96 << 10;
 
-/// Dynamic shared memory of the lean GEMV: the rows as `staged_row_bytes` says, and a group of zeros.
-fn lean_shared(rows: usize, chunks: usize) -> u32 {
+/// Dynamic shared memory of a GEMV that stages its rows: as `staged_row_bytes` says, and a group of zeros.
+pub fn staged_rows(rows: usize, chunks: usize) -> u32 {
     (rows * (chunks * 64 * 2 + 64) + 256) as u32
 }
 
-/// The grid of a GEMV: blocks walk over the tiles along N, their warps share the columns in groups of chunks. `layers`:
-/// the grid's other dims; `shared`: dynamic shared memory.
-pub fn gemv_shape(w: &Weights, layers: [usize; 2], chunks: usize, device: &Device, shared: u32) -> LaunchShape {
+/// [`gemv_shape`] of a GEMV that stages its rows; `None` when they are too many for it to be lean.
+pub fn lean_shape(
+    tiles: usize,
+    groups: usize,
+    layers: [usize; 2],
+    device: &Device,
+    shared: u32,
+) -> Option<LaunchShape> {
+    let fits = shared + SUMS <= device.shared_limit().min(LEAN_SHARED);
+    fits.then(|| gemv_shape(tiles, groups, layers, device, shared))
+}
+
+/// The grid of a GEMV: blocks walk over the tiles along N (or other units of that work), their warps share the groups of
+/// columns. `layers`: the grid's other dims; `shared`: dynamic shared memory.
+pub fn gemv_shape(tiles: usize, groups: usize, layers: [usize; 2], device: &Device, shared: u32) -> LaunchShape {
     let sms = device.multiprocessors() as usize;
-    let groups = w.chunks().div_ceil(chunks).max(1);
+    let groups = groups.max(1);
     let layer_count = layers[0] * layers[1];
     // Few tiles: more warps share one, so that the device has enough loads under way.
-    let most = if w.tiles() * layer_count >= 2 * sms { GEMV_WARPS / 2 } else { GEMV_WARPS };
+    let most = if tiles * layer_count >= 2 * sms { GEMV_WARPS / 2 } else { GEMV_WARPS };
     let warps = groups.div_ceil(groups.div_ceil(most));
     // At 64 registers a thread, 32 warps are resident.
     let by_shared = device.shared_limit().max(SUMS + shared) / (SUMS + shared);
     let resident = sms * (32 / warps).min(by_shared as usize);
-    let rounds = w.tiles().div_ceil(resident.div_ceil(layer_count)).max(1);
-    let grid = [w.tiles().div_ceil(rounds) as u32, layers[0] as u32, layers[1] as u32];
+    let rounds = tiles.div_ceil(resident.div_ceil(layer_count)).max(1);
+    let grid = [tiles.div_ceil(rounds) as u32, layers[0] as u32, layers[1] as u32];
     LaunchShape { grid, block: [32 * warps as u32, 1, 1], shared, overlap: false }
 }

@@ -1,6 +1,7 @@
 //! The launches of one plan instance, in order.
 
 use super::{Base, Buffer, DevPtr, Device, DeviceTensor, Launch, LaunchCx, linear};
+use crate::fuse::cluster::{Cluster, Member};
 use crate::instance::{Instance, Place};
 use crate::kernel_params;
 use crate::plan::{Plan, Step};
@@ -73,17 +74,21 @@ impl Program {
         base: Option<(&Self, &dyn Fn(usize) -> bool)>,
     ) -> Result<Self> {
         let mut made = Self { stretches: Vec::with_capacity(instance.steps.len() + 2), workspace_bytes: 0 };
-        let mut scratch_most = 0;
         made.stretches.push((Arc::new([]), 0));
-        for (order, &(at, _)) in instance.steps.iter().enumerate() {
-            let kept = base.filter(|(_, touched)| !touched(at)).and_then(|(base, _)| base.stretches.get(order + 1));
-            let stretch = match kept {
-                Some(stretch) => stretch.clone(),
-                None => side.launch_step(plan, instance, &plan.steps[at])?,
-            };
-            scratch_most = scratch_most.max(stretch.1);
-            made.stretches.push(stretch);
+        let mut order = 0;
+        while order < instance.steps.len() {
+            let cluster = plan.cluster(instance.steps[order].0);
+            let end = cluster.map_or(order + 1, |c| instance.steps.partition_point(|&(at, _)| at < c.steps.end));
+            let steps = &instance.steps[order..end];
+            let stretches = order + 1..end + 1;
+            let kept = base.filter(|(_, touched)| !steps.iter().any(|&(at, _)| touched(at)));
+            match kept.and_then(|(base, _)| base.stretches.get(stretches)) {
+                Some(kept) => made.stretches.extend_from_slice(kept),
+                None => side.launch_steps(plan, instance, steps, cluster, &mut made.stretches)?,
+            }
+            order = end;
         }
+        let scratch_most = made.stretches.iter().map(|stretch| stretch.1).max().unwrap_or(0);
         made.stretches.push((side.copies(plan, instance).into(), 0));
         made.stretches[0].0 = side.uploads(instance, &made).into();
         made.workspace_bytes = instance.scratch_offset() + scratch_most;
@@ -197,6 +202,47 @@ impl DeviceSide {
             }
         }
         launches
+    }
+
+    /// The stretches of `steps`: of a cluster, all that are left of it, or one alone.
+    fn launch_steps(
+        &self,
+        plan: &Plan,
+        instance: &Instance,
+        steps: &[(usize, usize)],
+        cluster: Option<&Cluster>,
+        to: &mut Vec<Stretch>,
+    ) -> Result<()> {
+        if let Some(fused) = cluster.map(|c| self.launch_cluster(plan, instance, c)).transpose()?.flatten() {
+            to.push(fused);
+            to.extend(steps[1..].iter().map(|_| Stretch::default()));
+            return Ok(());
+        }
+        for &(at, _) in steps {
+            to.push(self.launch_step(plan, instance, &plan.steps[at])?);
+        }
+        Ok(())
+    }
+
+    /// A cluster's launches, if its kernel takes these shapes.
+    fn launch_cluster(&self, plan: &Plan, instance: &Instance, cluster: &Cluster) -> Result<Option<Stretch>> {
+        let tensor = |v: &Option<ValueId>| v.and_then(|v| self.tensor(plan, instance, v));
+        let member = |&at: &usize| Member {
+            inputs: plan.steps[at].inputs.iter().map(tensor).collect(),
+            outputs: plan.graph.nodes[plan.steps[at].node].outputs.iter().map(tensor).collect(),
+        };
+        let members: SmallVec<[_; 16]> = cluster.members.iter().map(member).collect();
+        let mut cx = LaunchCx {
+            inputs: &[],
+            outputs: &[],
+            device: &self.device,
+            label: &plan.steps[cluster.members[0]].label,
+            scratch_offset: instance.scratch_offset(),
+            scratch_bytes: 0,
+            launches: Vec::new(),
+        };
+        let taken = cluster.kernel.launch(&mut cx, &members)?;
+        Ok(taken.then(|| (cx.launches.into(), cx.scratch_bytes)))
     }
 
     fn launch_step(&self, plan: &Plan, instance: &Instance, step: &Step) -> Result<Stretch> {

@@ -67,6 +67,16 @@ impl Weights {
         Self { chunks: 0, ..self }
     }
 
+    /// Addresses of weights, scales and zero points.
+    pub fn addresses(&self) -> [DevPtr; 3] {
+        [self.data, self.scales, self.zeros]
+    }
+
+    /// Blocks of a row, those of padding included; 0 for 16-bit floats.
+    pub fn blocks(&self) -> usize {
+        self.blocks as usize
+    }
+
     /// Rows (output features).
     pub fn n(&self) -> usize {
         self.n as usize

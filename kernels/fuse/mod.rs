@@ -1,9 +1,12 @@
 //! Structural rewrites of a graph before it is planned: one a file, each a pattern of ops.
 //!
-//! A fused op lives in the domain [`DOMAIN`], which no model can name: `claim` never sees these.
+//! A fused op lives in the domain [`DOMAIN`], which no model can name: `claim` never sees these. Nodes that only a device
+//! runs as one, for some shapes, are a [`cluster`].
 
 use abi::{Graph, NodeId, Result, ValueId};
 
+pub mod cluster;
+mod products;
 mod silu_mul;
 
 /// The domain of ops that only rewrites make.

@@ -6,7 +6,8 @@ use super::problem::{Problem, Spec};
 use super::{A, B, C};
 use crate::build::BuildCx;
 use crate::cuda::{
-    Batch, Buffer, DevPtr, Device, DeviceKernel, LaunchCx, ProductKernels, ProductParams, Weights, linear, suffix,
+    Batch, Buffer, ConstantProduct, DevPtr, Device, DeviceKernel, LaunchCx, ProductKernels, ProductParams, Weights,
+    linear, suffix,
 };
 use crate::kernel_params;
 use crate::quant::fragments::{self, Shape};
@@ -32,6 +33,7 @@ pub(super) fn build(cx: &mut BuildCx, device: &Arc<Device>) -> Result<Box<dyn De
     let find = |name: &str| device.function("matmul", name);
     Ok(Box::new(Halves {
         spec,
+        dtype,
         packed,
         kernels: ProductKernels::halves(device, suffix(dtype))?,
         make_fragments: find("make_fragments_2")?,
@@ -75,6 +77,7 @@ fn pack(spec: &Spec, constant: &Option<Constant>, device: &Device) -> Result<Pac
 /// float16 and bfloat16.
 struct Halves {
     spec: Spec,
+    dtype: DType,
     packed: Option<Arc<Packed>>,
     kernels: ProductKernels,
     make_fragments: Function,
@@ -111,6 +114,18 @@ fn threads(threads: usize) -> LaunchShape {
 }
 
 impl DeviceKernel for Halves {
+    fn product(&self) -> Option<ConstantProduct> {
+        let packed = self.packed.as_ref().filter(|packed| packed.shape.len() == 2)?;
+        let (p, k) = alone(&self.spec, &packed.shape);
+        let plain = !self.spec.trans_a && self.spec.alpha == 1.0 && self.spec.beta == 1.0;
+        plain.then(|| ConstantProduct {
+            weights: Weights::halves(&Shape { n: p.n, k, bits: 16 }, packed.buffer.ptr()),
+            layout: None,
+            dtype: self.dtype,
+            bias: None,
+        })
+    }
+
     fn launch(&self, cx: &mut LaunchCx<'_>) -> Result<()> {
         let (a, b) = (cx.required(A), cx.input(B));
         let Some(out) = cx.output(0).filter(|out| !out.is_empty()) else { return Ok(()) };

@@ -4,7 +4,8 @@
 use super::{A, B, BIAS, SCALES, ZERO_POINTS, cpu, layout, omitted};
 use crate::build::BuildCx;
 use crate::cuda::{
-    Buffer, DevPtr, Device, DeviceKernel, LaunchCx, ProductKernels, ProductParams, Weights, gemv_shape, linear,
+    Buffer, ConstantProduct, DevPtr, Device, DeviceKernel, LaunchCx, ProductKernels, ProductParams, Weights,
+    gemv_shape, linear,
 };
 use crate::kernel_params;
 use crate::quant::fragments::{self, Parts};
@@ -87,7 +88,7 @@ impl Kernels {
                     return cx.push(gemm, linear(m.div_ceil(128) * n.div_ceil(64), 256), params);
                 }
                 let (gemv, rows) = if m == 1 { (gemv_1, 1) } else { (gemv_4, 4) };
-                let shape = gemv_shape(&params.w, [m.div_ceil(rows), 1], 1, cx.device(), 0);
+                let shape = gemv_shape(params.w.tiles(), params.w.chunks(), [m.div_ceil(rows), 1], cx.device(), 0);
                 cx.push(gemv, shape, params)
             }
         }
@@ -95,6 +96,16 @@ impl Kernels {
 }
 
 impl DeviceKernel for MatMulNBits {
+    fn product(&self) -> Option<ConstantProduct> {
+        let Right::Packed(buffer) = &self.source else { return None };
+        Some(ConstantProduct {
+            weights: Weights::quantised(&self.layout, buffer.ptr()),
+            layout: Some(self.layout),
+            dtype: self.layout.scale,
+            bias: Some(BIAS),
+        })
+    }
+
     fn launch(&self, cx: &mut LaunchCx<'_>) -> Result<()> {
         let a = cx.required(A);
         let m = a.len() / self.layout.k;

@@ -1,0 +1,229 @@
+//! Products that share their input, with the norm that makes it and the gated activation that takes them: one GEMV.
+//!
+//! K: columns of the input, M: its rows, N: columns of an output.
+
+use super::DOMAIN;
+use super::cluster::{Built, ClusterKernel, Member, Occurrence, Pattern, Search};
+use crate::cuda::{ConstantProduct, DevPtr, LaunchCx, lean_shape, staged_rows, suffix};
+use crate::kernel_params;
+use crate::quant::nbits::{Layout, ZeroPoint};
+use abi::cuda::Function;
+use abi::{NodeId, Result};
+
+/// See the module.
+pub const PATTERN: Pattern = Pattern { find, build };
+
+/// Products of one GEMV (`kSegments`).
+const MOST: usize = 8;
+/// Rows that the GEMV takes.
+const ROWS: usize = 16;
+/// Rows of one of its blocks (`kGemvRows`).
+const STEP: usize = 8;
+
+const MS: &str = "com.microsoft";
+
+fn find(search: &Search<'_>, id: NodeId) -> Option<Vec<NodeId>> {
+    let x = search.output(id, 0)?;
+    let mut products: Vec<_> = search.readers(x).iter().copied().filter(|&n| is_product(search, n, x)).collect();
+    products.dedup();
+    if products.is_empty() || products.len() > MOST {
+        return None;
+    }
+    let norm = is_norm(search, id) && search.is_inner(id, (!skips(search, id)).then_some(1).or(Some(3)), &products);
+    let mut nodes = if norm { vec![id] } else { Vec::new() };
+    nodes.extend(&products);
+    if let [a, b] = products[..]
+        && let Some(gate) = gated(search, a, b)
+    {
+        // The activation's own input first.
+        if search.input(gate, 0) != search.output(a, 0) {
+            let at = nodes.len() - 2;
+            nodes.swap(at, at + 1);
+        }
+        nodes.push(gate);
+    }
+    (nodes.len() > 1).then_some(nodes)
+}
+
+/// Whether `id` multiplies `x` by constants. Types and layouts are the kernels' to say.
+fn is_product(search: &Search<'_>, id: NodeId, x: usize) -> bool {
+    let node = &search.graph.nodes[id];
+    let known = matches!((node.domain.as_str(), node.op_type.as_str()), (MS, "MatMulNBits") | ("", "MatMul" | "Gemm"));
+    let mut rest = node.inputs.iter().skip(1).flatten();
+    known && node.inputs.first() == Some(&Some(x)) && rest.all(|&v| search.is_constant(v))
+}
+
+/// Whether `id` normalises rows by their root mean square, over the last axis.
+fn is_norm(search: &Search<'_>, id: NodeId) -> bool {
+    let node = search.node(id);
+    let whole = |axis: i64| axis == -1 || node.input(0).and_then(|x| x.rank()).is_some_and(|r| axis == r as i64 - 1);
+    match (node.node().domain.as_str(), node.node().op_type.as_str()) {
+        ("", "SimplifiedLayerNormalization" | "RMSNormalization") => whole(node.int("axis", -1)) && !node.has_output(1),
+        (MS, "SkipSimplifiedLayerNormalization") => !node.has_input(3) && !node.has_output(1) && !node.has_output(2),
+        _ => false,
+    }
+}
+
+/// Whether the norm adds a second tensor first.
+fn skips(search: &Search<'_>, id: NodeId) -> bool {
+    search.is(id, MS, "SkipSimplifiedLayerNormalization")
+}
+
+/// The SiluMul of both products, if nobody else reads them.
+fn gated(search: &Search<'_>, a: NodeId, b: NodeId) -> Option<NodeId> {
+    let &[reader] = search.readers(search.output(a, 0)?) else { return None };
+    let both = [search.input(reader, 0), search.input(reader, 1)];
+    let fits = search.is(reader, DOMAIN, "SiluMul")
+        && both.iter().all(Option::is_some)
+        && (both == [search.output(a, 0), search.output(b, 0)] || both == [search.output(b, 0), search.output(a, 0)]);
+    (fits && search.is_inner(a, None, &[reader]) && search.is_inner(b, None, &[reader])).then_some(reader)
+}
+
+kernel_params! {
+    /// As in `gemv.cu`.
+    struct GroupedParams {
+        x: DevPtr,
+        skip: DevPtr,
+        gamma: DevPtr,
+        sum: DevPtr,
+        data: [DevPtr; MOST],
+        scales: [DevPtr; MOST],
+        zeros: [DevPtr; MOST],
+        bias: [DevPtr; MOST],
+        y: [DevPtr; MOST],
+        n: [u32; MOST],
+        /// Each product's first tile, and behind the last one's the number of all.
+        first: [u32; MOST],
+        /// Whether the weights are 16-bit floats.
+        halves: [u32; MOST],
+        tiles: u32,
+        count: u32,
+        m: u32,
+        k: u32,
+        chunks: u32,
+        blocks: u32,
+        norm: u32,
+        gated: u32,
+        epsilon: f32,
+        pad: u32,
+    }
+}
+
+/// The kernel of one occurrence.
+struct Grouped {
+    function: Function,
+    products: Vec<ConstantProduct>,
+    /// The norm's epsilon, if there is one.
+    norm: Option<f32>,
+    skips: bool,
+    gated: bool,
+}
+
+fn build(found: &Occurrence<'_>) -> Result<Built> {
+    let products: Vec<_> = (0..found.members()).filter_map(|i| found.kernel(i)?.product()).collect();
+    let first = found.node(0);
+    let norm = first.node().op_type.ends_with("Normalization");
+    let gated = found.node(found.members() - 1).node().domain == DOMAIN;
+    if products.len() + usize::from(norm) + usize::from(gated) != found.members() {
+        return Ok(None);
+    }
+    let Some(name) = kernel_name(&products) else { return Ok(None) };
+    let skips = first.node().op_type == "SkipSimplifiedLayerNormalization";
+    let epsilon = first.float("epsilon", if skips { 1e-12 } else { 1e-5 });
+    let function = found.device.function("fuse_products_gemv", &name)?;
+    Ok(Some(Box::new(Grouped { function, products, norm: norm.then_some(epsilon), skips, gated })))
+}
+
+/// The kernel that takes all of `products`; `None` when there is none.
+fn kernel_name(products: &[ConstantProduct]) -> Option<String> {
+    let (dtype, k) = (products[0].dtype, products[0].weights.k());
+    let mut layouts = products.iter().filter_map(|p| p.layout);
+    let layout: Option<Layout> = layouts.next();
+    let like = |a: &Layout| {
+        layout.is_some_and(|b| (a.bits, a.block, a.scale, a.zero_point) == (b.bits, b.block, b.scale, b.zero_point))
+    };
+    let same = layouts.all(|l| like(&l)) && products.iter().all(|p| p.dtype == dtype && p.weights.k() == k);
+    // Whole groups of 128 columns.
+    if !same || k == 0 || !k.is_multiple_of(128) {
+        return None;
+    }
+    let suffix = suffix(dtype);
+    let Some(layout) = layout else { return Some(format!("halves_{suffix}")) };
+    let (bits, block) = (layout.bits, layout.block);
+    let zeros = match layout.zero_point {
+        ZeroPoint::Default => "plain",
+        ZeroPoint::Bytes => "bytes",
+        ZeroPoint::Float => return None,
+    };
+    (bits == 4 && (32..=128).contains(&block)).then(|| format!("lean_{block}_{zeros}_{suffix}"))
+}
+
+impl ClusterKernel for Grouped {
+    fn launch(&self, cx: &mut LaunchCx<'_>, members: &[Member<'_>]) -> Result<bool> {
+        let nodes = &members[usize::from(self.norm.is_some())..];
+        let Some(x) = members[0].input(0) else { return Ok(false) };
+        let k = self.products[0].weights.k();
+        let m = x.len() / k;
+        if m == 0 || m > ROWS {
+            return Ok(false);
+        }
+        let mut params = GroupedParams {
+            x: x.ptr,
+            skip: DevPtr::NULL,
+            gamma: DevPtr::NULL,
+            sum: DevPtr::NULL,
+            data: [DevPtr::NULL; MOST],
+            scales: [DevPtr::NULL; MOST],
+            zeros: [DevPtr::NULL; MOST],
+            bias: [DevPtr::NULL; MOST],
+            y: [DevPtr::NULL; MOST],
+            n: [0; MOST],
+            first: [0; MOST],
+            halves: [0; MOST],
+            tiles: 0,
+            count: self.products.len() as u32,
+            m: m as u32,
+            k: k as u32,
+            chunks: self.products[0].weights.chunks() as u32,
+            blocks: self.products.iter().map(|p| p.weights.blocks()).max().unwrap_or(0) as u32,
+            norm: u32::from(self.norm.is_some()),
+            gated: u32::from(self.gated),
+            epsilon: self.norm.unwrap_or(0.0),
+            pad: 0,
+        };
+        if self.norm.is_some() {
+            let gamma = members[0].input(if self.skips { 2 } else { 1 });
+            let Some(gamma) = gamma.filter(|g| g.dtype == x.dtype && g.len() == k) else { return Ok(false) };
+            params.gamma = gamma.ptr;
+            if self.skips {
+                let Some(skip) = members[0].input(1).filter(|skip| skip.len() == x.len()) else { return Ok(false) };
+                params.skip = skip.ptr;
+                params.sum = members[0].output(3).map_or(DevPtr::NULL, |sum| sum.ptr);
+            }
+        }
+        for (i, (product, member)) in self.products.iter().zip(nodes).enumerate() {
+            let y = if self.gated { nodes[self.products.len()].output(0) } else { member.output(0) };
+            let Some(y) = y else { return Ok(false) };
+            if product.bias.is_none() && member.input(2).is_some() {
+                return Ok(false);
+            }
+            let w = &product.weights;
+            [params.data[i], params.scales[i], params.zeros[i]] = w.addresses();
+            params.bias[i] = product.bias.and_then(|slot| member.input(slot)).map_or(DevPtr::NULL, |bias| bias.ptr);
+            (params.y[i], params.n[i]) = (y.ptr, w.n() as u32);
+            (params.first[i], params.halves[i]) = (params.tiles, u32::from(product.layout.is_none()));
+            params.tiles += w.tiles() as u32;
+        }
+        if self.gated && self.products[0].weights.n() != self.products[1].weights.n() {
+            return Ok(false);
+        }
+        let units = if self.gated { params.tiles / 2 } else { params.tiles } as usize;
+        let shared = staged_rows(m.min(STEP), params.chunks as usize);
+        let groups = params.chunks as usize / 2;
+        let Some(shape) = lean_shape(units, groups, [m.div_ceil(STEP), 1], cx.device(), shared) else {
+            return Ok(false);
+        };
+        cx.push(&self.function, shape, &params)?;
+        Ok(true)
+    }
+}
