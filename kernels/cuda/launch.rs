@@ -115,13 +115,15 @@ pub unsafe trait Params: Copy + 'static {
 /// # Safety
 /// Plain data without padding, laid out as the device's type of the same kind.
 pub unsafe trait Field: Copy {
-    /// Number of addresses in it.
-    const POINTERS: usize = 0;
+    /// Byte offsets of the addresses in it, or in each of its elements.
+    const POINTERS: &'static [u16] = &[];
+    /// Elements, for arrays (of arrays).
+    const COUNT: usize = 1;
 }
 
 // SAFETY: a 64-bit address.
 unsafe impl Field for DevPtr {
-    const POINTERS: usize = 1;
+    const POINTERS: &'static [u16] = &[0];
 }
 
 macro_rules! fields {
@@ -134,7 +136,8 @@ fields!(u8, i32, u32, i64, u64, f32, f64);
 
 // SAFETY: an array of fields has no padding of its own.
 unsafe impl<F: Field, const N: usize> Field for [F; N] {
-    const POINTERS: usize = F::POINTERS * N;
+    const POINTERS: &'static [u16] = F::POINTERS;
+    const COUNT: usize = N * F::COUNT;
 }
 
 /// Declares the parameter struct of a kernel, field for field as in its `.cu`:
@@ -154,13 +157,15 @@ macro_rules! kernel_params {
         unsafe impl $crate::cuda::Params for $name {
             const POINTERS: &'static [u16] = {
                 use $crate::cuda::Field;
-                const COUNT: usize = 0 $(+ <$ty as Field>::POINTERS)+;
+                const COUNT: usize = 0 $(+ <$ty as Field>::POINTERS.len() * <$ty as Field>::COUNT)+;
                 const OFFSETS: [u16; COUNT] = {
                     let (mut offsets, mut at) = ([0u16; COUNT], 0);
                     $(
+                        let (inner, count) = (<$ty as Field>::POINTERS, <$ty as Field>::COUNT);
                         let mut i = 0;
-                        while i < <$ty as Field>::POINTERS {
-                            offsets[at] = (std::mem::offset_of!($name, $field) + 8 * i) as u16;
+                        while i < inner.len() * count {
+                            let element = i / inner.len() * (size_of::<$ty>() / count);
+                            offsets[at] = (std::mem::offset_of!($name, $field) + element) as u16 + inner[i % inner.len()];
                             at += 1;
                             i += 1;
                         }
@@ -234,13 +239,22 @@ mod tests {
 
     kernel_params! {
         /// For the tests.
-        struct Sample { x: DevPtr, many: [DevPtr; 3], y: DevPtr, n: u32, scale: f32 }
+        struct Sample { x: DevPtr, many: [DevPtr; 3], pairs: [Pair; 2], y: DevPtr, n: u32, scale: f32 }
+    }
+
+    #[repr(C)]
+    #[derive(Clone, Copy)]
+    struct Pair(u64, DevPtr);
+
+    // SAFETY: two 64-bit words.
+    unsafe impl Field for Pair {
+        const POINTERS: &'static [u16] = &[8];
     }
 
     #[test]
     fn pointers_are_found() {
-        assert_eq!(Sample::POINTERS, [0, 8, 16, 24, 32]);
-        assert_eq!(size_of::<Sample>(), 48);
+        assert_eq!(Sample::POINTERS, [0, 8, 16, 24, 40, 56, 64]);
+        assert_eq!(size_of::<Sample>(), 80);
     }
 
     proptest! {

@@ -23,7 +23,7 @@ pub struct Weights {
 
 // SAFETY: three addresses, then eight 32-bit numbers: no padding.
 unsafe impl Field for Weights {
-    const POINTERS: usize = 3;
+    const POINTERS: &'static [u16] = &[0, 8, 16];
 }
 
 impl Weights {
@@ -70,11 +70,6 @@ impl Weights {
     /// Addresses of weights, scales and zero points.
     pub fn addresses(&self) -> [DevPtr; 3] {
         [self.data, self.scales, self.zeros]
-    }
-
-    /// Blocks of a row, those of padding included; 0 for 16-bit floats.
-    pub fn blocks(&self) -> usize {
-        self.blocks as usize
     }
 
     /// Rows (output features).

@@ -6,26 +6,30 @@ using namespace nxrt;
 
 constexpr unsigned kSegments = 8;
 
+struct Segment {
+    const uint8_t* data;
+    const void* scales;
+    const void* zeros;
+    const void* bias;  // [n]; null: none
+    void* y;           // [m, n]; gated: both the same
+    uint32_t n;
+    uint32_t first;   // its first tile among those of all products
+    uint32_t halves;  // weights are 16-bit floats
+    uint32_t pad[3];
+};
+
 struct GroupedParams {
     const void* x;      // [m, k]
     const void* skip;   // [m, k], added to x; null: none
     const void* gamma;  // [k]
     void* sum;          // x + skip; null: nobody reads it
-    const uint8_t* data[kSegments];
-    const void* scales[kSegments];
-    const void* zeros[kSegments];
-    const void* bias[kSegments];  // [n]; null: none
-    void* y[kSegments];           // [m, n]; gated: all the same
-    uint32_t n[kSegments];
-    uint32_t first[kSegments];   // tile
-    uint32_t halves[kSegments];  // weights are 16-bit floats
-    uint32_t tiles;              // of all
+    uint32_t tiles;     // of all
     uint32_t count;
-    uint32_t m, k, chunks, blocks;
+    uint32_t m, k, chunks;
     uint32_t norm;   // whether x is normalised
     uint32_t gated;  // y = silu(x w0^T) * (x w1^T), tile by tile
     float epsilon;
-    uint32_t pad;
+    Segment segments[kSegments];
 };
 
 // A tile on its way, and this warp's next group of it.
@@ -40,8 +44,8 @@ struct Cursor {
             return;
         }
         segment = 0;
-        while (segment + 1 < p.count && tile >= p.first[segment + 1]) ++segment;
-        local = tile - p.first[segment];
+        while (segment + 1 < p.count && tile >= p.segments[segment + 1].first) ++segment;
+        local = tile - p.segments[segment].first;
     }
 
     NXRT_DEVICE static Cursor start(const GroupedParams& p) {
@@ -95,18 +99,18 @@ struct Lean {
     using Group = typename G::Group;
 
     static NXRT_DEVICE void load(Group& to, const GroupedParams& p, const Cursor& at, uint32_t groups) {
-        if (at.tile >= p.tiles || p.halves[at.segment]) return;
+        if (at.tile >= p.tiles || p.segments[at.segment].halves) return;
         const unsigned lane = lane_id();
         const uint64_t index = uint64_t(at.local) * groups + at.group;
-        const uint8_t* words = p.data[at.segment] + index * G::kGroupBytes + lane * 16;
+        const uint8_t* words = p.segments[at.segment].data + index * G::kGroupBytes + lane * 16;
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
             const auto v = load_stream<uint32_t, 4>(reinterpret_cast<const uint32_t*>(words + i * (G::kGroupBytes / 2)));
 #pragma unroll
             for (int j = 0; j < 4; ++j) to.words[i][j] = v[j];
         }
-        const uint32_t* scales = static_cast<const uint32_t*>(p.scales[at.segment]) + index * (G::kScales * 8) + lane / 4;
-        const uint8_t* zeros = static_cast<const uint8_t*>(p.zeros[at.segment]) + (BYTES ? index * (G::kScales * 8) + lane / 4 : 0);
+        const uint32_t* scales = static_cast<const uint32_t*>(p.segments[at.segment].scales) + index * (G::kScales * 8) + lane / 4;
+        const uint8_t* zeros = static_cast<const uint8_t*>(p.segments[at.segment].zeros) + (BYTES ? index * (G::kScales * 8) + lane / 4 : 0);
 #pragma unroll
         for (uint32_t i = 0; i < G::kScales; ++i) {
             to.scales[i] = load_stream<uint32_t, 1>(scales + i * 8)[0];
@@ -115,8 +119,8 @@ struct Lean {
     }
 
     static NXRT_DEVICE void multiply(float (&sum)[4], const Group& w, const GroupedParams& p, const Cursor& at, const uint8_t* x) {
-        if (p.halves[at.segment]) {
-            multiply_halves<T>(sum, p.data[at.segment], at.local, at.group, p.chunks, x);
+        if (p.segments[at.segment].halves) {
+            multiply_halves<T>(sum, p.segments[at.segment].data, at.local, at.group, p.chunks, x);
         } else {
             G::multiply(sum, w, x);
         }
@@ -129,7 +133,7 @@ struct Halves {
     struct Group {};
     static NXRT_DEVICE void load(Group&, const GroupedParams&, const Cursor&, uint32_t) {}
     static NXRT_DEVICE void multiply(float (&sum)[4], const Group&, const GroupedParams& p, const Cursor& at, const uint8_t* x) {
-        multiply_halves<T>(sum, p.data[at.segment], at.local, at.group, p.chunks, x);
+        multiply_halves<T>(sum, p.segments[at.segment].data, at.local, at.group, p.chunks, x);
     }
 };
 
@@ -188,13 +192,13 @@ NXRT_DEVICE void stage(const GroupedParams& p, uint8_t* staged, uint32_t m0, uns
 template <class T>
 NXRT_DEVICE void finish(const GroupedParams& p, const Cursor& at, uint32_t m0, unsigned rows, const float* sums, float* held) {
     __syncthreads();
-    const T* bias = static_cast<const T*>(p.bias[at.segment]);
-    T* y = static_cast<T*>(p.y[at.segment]);
+    const T* bias = static_cast<const T*>(p.segments[at.segment].bias);
+    T* y = static_cast<T*>(p.segments[at.segment].y);
     for (unsigned i = threadIdx.x; i < rows * kTileRows; i += blockDim.x) {
         const uint32_t n = at.local * kTileRows + i % kTileRows, m = m0 + i / kTileRows;
         float total = 0;
         for (unsigned warp = 0; warp < warp_count(); ++warp) total += sums[warp * (kGemvRows * kTileRows) + i];
-        if (n >= p.n[at.segment]) continue;
+        if (n >= p.segments[at.segment].n) continue;
         if (bias) total += to_float(bias[n]);
         if (p.gated && at.segment == 0) {
             held[i] = total;
@@ -202,7 +206,7 @@ NXRT_DEVICE void finish(const GroupedParams& p, const Cursor& at, uint32_t m0, u
         }
         // The thread that kept it takes it back.
         if (p.gated) total *= held[i] / (1.0f + __expf(-held[i]));
-        y[uint64_t(m) * p.n[at.segment] + n] = from_float<T>(total);
+        y[uint64_t(m) * p.segments[at.segment].n + n] = from_float<T>(total);
     }
 }
 

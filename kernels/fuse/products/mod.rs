@@ -4,11 +4,11 @@
 
 use super::DOMAIN;
 use super::cluster::{Built, ClusterKernel, Member, Occurrence, Pattern, Search};
-use crate::cuda::{ConstantProduct, DevPtr, LaunchCx, lean_shape, staged_rows, suffix};
+use crate::cuda::{ConstantProduct, DevPtr, Field, LaunchCx, lean_shape, staged_rows, suffix};
 use crate::kernel_params;
 use crate::quant::nbits::{Layout, ZeroPoint};
 use abi::cuda::Function;
-use abi::{NodeId, Result};
+use abi::{DType, NodeId, Result};
 
 /// See the module.
 pub const PATTERN: Pattern = Pattern { find, build };
@@ -86,27 +86,38 @@ kernel_params! {
         skip: DevPtr,
         gamma: DevPtr,
         sum: DevPtr,
-        data: [DevPtr; MOST],
-        scales: [DevPtr; MOST],
-        zeros: [DevPtr; MOST],
-        bias: [DevPtr; MOST],
-        y: [DevPtr; MOST],
-        n: [u32; MOST],
-        /// Each product's first tile, and behind the last one's the number of all.
-        first: [u32; MOST],
-        /// Whether the weights are 16-bit floats.
-        halves: [u32; MOST],
         tiles: u32,
         count: u32,
         m: u32,
         k: u32,
         chunks: u32,
-        blocks: u32,
         norm: u32,
         gated: u32,
         epsilon: f32,
-        pad: u32,
+        segments: [Segment; MOST],
     }
+}
+
+/// One product, as in `gemv.cu`.
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+struct Segment {
+    data: DevPtr,
+    scales: DevPtr,
+    zeros: DevPtr,
+    bias: DevPtr,
+    y: DevPtr,
+    n: u32,
+    /// Its first tile among those of all products.
+    first: u32,
+    /// Whether the weights are 16-bit floats.
+    halves: u32,
+    pad: [u32; 3],
+}
+
+// SAFETY: five addresses, then six 32-bit numbers: no padding.
+unsafe impl Field for Segment {
+    const POINTERS: &'static [u16] = &[0, 8, 16, 24, 32];
 }
 
 /// The kernel of one occurrence.
@@ -144,7 +155,7 @@ fn kernel_name(products: &[ConstantProduct]) -> Option<String> {
     };
     let same = layouts.all(|l| like(&l)) && products.iter().all(|p| p.dtype == dtype && p.weights.k() == k);
     // Whole groups of 128 columns.
-    if !same || k == 0 || !k.is_multiple_of(128) {
+    if !same || k == 0 || !k.is_multiple_of(128) || !matches!(dtype, DType::F16 | DType::BF16) {
         return None;
     }
     let suffix = suffix(dtype);
@@ -172,24 +183,15 @@ impl ClusterKernel for Grouped {
             skip: DevPtr::NULL,
             gamma: DevPtr::NULL,
             sum: DevPtr::NULL,
-            data: [DevPtr::NULL; MOST],
-            scales: [DevPtr::NULL; MOST],
-            zeros: [DevPtr::NULL; MOST],
-            bias: [DevPtr::NULL; MOST],
-            y: [DevPtr::NULL; MOST],
-            n: [0; MOST],
-            first: [0; MOST],
-            halves: [0; MOST],
+            segments: [Segment::default(); MOST],
             tiles: 0,
             count: self.products.len() as u32,
             m: m as u32,
             k: k as u32,
             chunks: self.products[0].weights.chunks() as u32,
-            blocks: self.products.iter().map(|p| p.weights.blocks()).max().unwrap_or(0) as u32,
             norm: u32::from(self.norm.is_some()),
             gated: u32::from(self.gated),
             epsilon: self.norm.unwrap_or(0.0),
-            pad: 0,
         };
         if self.norm.is_some() {
             let gamma = members[0].input(if self.skips { 2 } else { 1 });
@@ -208,10 +210,18 @@ impl ClusterKernel for Grouped {
                 return Ok(false);
             }
             let w = &product.weights;
-            [params.data[i], params.scales[i], params.zeros[i]] = w.addresses();
-            params.bias[i] = product.bias.and_then(|slot| member.input(slot)).map_or(DevPtr::NULL, |bias| bias.ptr);
-            (params.y[i], params.n[i]) = (y.ptr, w.n() as u32);
-            (params.first[i], params.halves[i]) = (params.tiles, u32::from(product.layout.is_none()));
+            let [data, scales, zeros] = w.addresses();
+            params.segments[i] = Segment {
+                data,
+                scales,
+                zeros,
+                bias: product.bias.and_then(|slot| member.input(slot)).map_or(DevPtr::NULL, |bias| bias.ptr),
+                y: y.ptr,
+                n: w.n() as u32,
+                first: params.tiles,
+                halves: u32::from(product.layout.is_none()),
+                pad: [0; 3],
+            };
             params.tiles += w.tiles() as u32;
         }
         if self.gated && self.products[0].weights.n() != self.products[1].weights.n() {

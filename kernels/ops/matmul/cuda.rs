@@ -117,7 +117,7 @@ impl DeviceKernel for Halves {
     fn product(&self) -> Option<ConstantProduct> {
         let packed = self.packed.as_ref().filter(|packed| packed.shape.len() == 2)?;
         let (p, k) = alone(&self.spec, &packed.shape);
-        let plain = !self.spec.trans_a && self.spec.alpha == 1.0 && self.spec.beta == 1.0;
+        let plain = !self.spec.trans_a && self.spec.alpha == 1.0;
         plain.then(|| ConstantProduct {
             weights: Weights::halves(&Shape { n: p.n, k, bits: 16 }, packed.buffer.ptr()),
             layout: None,
