@@ -39,7 +39,7 @@ impl CudaEp {
         let settings = Settings { fusion: choices.fusion, target: Target::Cuda, ..Settings::default() };
         Self {
             settings,
-            graphs: Arc::new(Graphs::new(choices.ort_graphs && choices.graphs != GraphMode::Off)),
+            graphs: Arc::new(Graphs::new(choices.ort_graphs && choices.graphs != GraphMode::Off, gpu.clone())),
             device: OnceLock::new(),
             packed: PackCache::default(),
             strict_failure: Mutex::default(),

@@ -1,34 +1,71 @@
-//! Graphs that ORT replays by id (`enable_cuda_graph=1`): the caller then keeps inputs and outputs where they were at the
-//! first Run of the id.
+//! Graphs that ORT replays by id (`enable_cuda_graph=1`): the caller promises to keep inputs and outputs where they were at
+//! the first Run of the id.
+//!
+//! A caller may break the promise unawares: onnxruntime-genai makes some inputs anew for each step. So a graph is replayed
+//! by ORT only as long as nobody has given back the memory of its inputs and outputs. Else the Run goes the usual way, and
+//! updates the graph.
 
 use crate::counters::{Counter, add};
-use crate::replay::Replay;
+use crate::gpu::Gpu;
+use crate::replay::{Addresses, Replay};
 use abi::cuda::Stream;
 use abi::{Error, Result};
 use std::cell::Cell;
 use std::collections::HashMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// The run option that names the graph; -1 is a Run without one.
 pub const RUN_OPTION: &str = "gpu_graph_id";
 
+/// What a Run is to do about graphs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Wanted {
+    /// Whatever the EP thinks best.
+    Any,
+    /// None.
+    No,
+    /// One that ORT may replay by this id.
+    Kept(i32),
+}
+
 thread_local! {
-    /// The id of the Run that this thread is in. A Run's nodes run on the thread that called it.
-    static WANTED: Cell<Option<i32>> = const { Cell::new(None) };
+    /// The Run that this thread is in. A Run's nodes run on the thread that called it.
+    static WANTED: Cell<Wanted> = const { Cell::new(Wanted::Any) };
+    /// The id whose Run this thread has just ended: ORT then asks whether it has a graph now, and runs again if not.
+    static ENDED: Cell<Option<i32>> = const { Cell::new(None) };
 }
 
 /// One session's graphs by id.
-#[derive(Default)]
 pub struct Graphs {
     /// Whether ORT manages replay.
     managed: bool,
-    /// A graph a fused node, in order.
-    kept: Mutex<HashMap<i32, Vec<(Replay, Stream)>>>,
+    gpu: Arc<Gpu>,
+    kept: Mutex<HashMap<i32, Entry>>,
+}
+
+/// The graphs of one id.
+#[derive(Default)]
+struct Entry {
+    /// One a fused node, in order.
+    graphs: Vec<Kept>,
+    /// Those of the Run before, to be updated.
+    old: Vec<Kept>,
+    /// Addresses of inputs and outputs, and which allocation each was.
+    io: Vec<(u64, Option<u64>)>,
+    /// Whether some input was copied: a replay would not copy it.
+    copies: bool,
+}
+
+struct Kept {
+    /// Tells the fused nodes apart.
+    node: usize,
+    replay: Replay,
+    stream: Stream,
 }
 
 impl Graphs {
-    pub fn new(managed: bool) -> Self {
-        Self { managed, kept: Mutex::default() }
+    pub fn new(managed: bool, gpu: Arc<Gpu>) -> Self {
+        Self { managed, gpu, kept: Mutex::default() }
     }
 
     /// Whether ORT manages replay.
@@ -47,33 +84,73 @@ impl Graphs {
             got: id.into(),
             expected: "an integer; -1 for a Run without a graph".into(),
         })?;
-        let wanted = (self.managed && id != -1).then_some(id);
-        if let Some(id) = wanted {
-            // A Run that ORT does not replay starts the id anew.
-            self.release(id)?;
+        ENDED.set(None);
+        WANTED.set(match id {
+            _ if !self.managed => Wanted::Any,
+            -1 => Wanted::No,
+            id => Wanted::Kept(id),
+        });
+        if let (Wanted::Kept(id), mut kept) = (WANTED.get(), self.lock())
+            && let Some(entry) = kept.get_mut(&id)
+        {
+            *entry = Entry { old: std::mem::take(&mut entry.graphs), ..Entry::default() };
         }
-        WANTED.set(wanted);
         Ok(())
     }
 
     /// The end of a Run.
     pub fn run_end(&self) {
-        WANTED.set(None);
+        if let Wanted::Kept(id) = WANTED.replace(Wanted::Any) {
+            ENDED.set(Some(id));
+        }
     }
 
-    /// The id that this thread's Run is to keep its graph under.
-    pub fn wanted(&self) -> Option<i32> {
-        WANTED.get().filter(|_| self.managed)
+    /// What this thread's Run is to do.
+    pub fn wanted(&self) -> Wanted {
+        if self.managed { WANTED.get() } else { Wanted::Any }
     }
 
-    /// Keeps a graph for ORT's replays.
-    pub fn keep(&self, id: i32, replay: Replay, stream: Stream) {
-        self.lock().entry(id).or_default().push((replay, stream));
+    /// The graph that fused node `node` had in the Run before.
+    pub fn take(&self, id: i32, node: usize) -> Option<Replay> {
+        let mut kept = self.lock();
+        let old = &mut kept.get_mut(&id)?.old;
+        let at = old.iter().position(|kept| kept.node == node)?;
+        Some(old.remove(at).replay)
     }
 
-    /// Whether there is a graph of this id.
+    /// Keeps a graph for ORT's replays. `copies`: it reads copies of inputs.
+    ///
+    /// # Errors
+    /// When the GPU is gone.
+    pub fn keep(
+        &self,
+        id: i32,
+        node: usize,
+        (replay, stream): (Replay, Stream),
+        io: &Addresses,
+        copies: bool,
+    ) -> Result<()> {
+        let addresses: Vec<u64> = io.inputs.iter().chain(&io.outputs).copied().collect();
+        let serials = self.gpu.open()?.device_pool().serials(&addresses);
+        let mut kept = self.lock();
+        let entry = kept.entry(id).or_default();
+        entry.graphs.push(Kept { node, replay, stream });
+        entry.io.extend(addresses.into_iter().zip(serials));
+        entry.copies |= copies;
+        Ok(())
+    }
+
+    /// Whether ORT may replay the graph of this id.
     pub fn has(&self, id: i32) -> bool {
-        self.lock().contains_key(&id)
+        let kept = self.lock();
+        let Some(entry) = kept.get(&id).filter(|entry| !entry.graphs.is_empty()) else { return false };
+        if ENDED.take() == Some(id) {
+            return true;
+        }
+        let addresses: Vec<u64> = entry.io.iter().map(|&(address, _)| address).collect();
+        let Ok(core) = self.gpu.open() else { return false };
+        let now = core.device_pool().serials(&addresses);
+        !entry.copies && entry.io.iter().map(|&(_, serial)| serial).eq(now)
     }
 
     /// Launches the graphs of this id.
@@ -82,8 +159,9 @@ impl Graphs {
     /// When there is none, or the driver refuses.
     pub fn replay(&self, id: i32) -> Result<()> {
         let kept = self.lock();
-        let graphs = kept.get(&id).ok_or_else(|| Error::Internal(format!("there is no CUDA graph {id} to replay")))?;
-        graphs.iter().try_for_each(|(replay, stream)| replay.launch(stream))?;
+        let entry = kept.get(&id).filter(|entry| !entry.graphs.is_empty());
+        let entry = entry.ok_or_else(|| Error::Internal(format!("there is no CUDA graph {id} to replay")))?;
+        entry.graphs.iter().try_for_each(|kept| kept.replay.launch(&kept.stream))?;
         add(Counter::ManagedReplays, 1);
         Ok(())
     }
@@ -94,7 +172,7 @@ impl Graphs {
     /// When work on the device has failed.
     pub fn sync(&self) -> Result<()> {
         // Not under the lock: other threads may replay meanwhile.
-        let streams: Vec<_> = self.lock().values().flatten().map(|(_, stream)| stream.clone()).collect();
+        let streams: Vec<_> = self.lock().values().flat_map(|e| &e.graphs).map(|kept| kept.stream.clone()).collect();
         streams.iter().try_for_each(Stream::synchronize)
     }
 
@@ -104,10 +182,11 @@ impl Graphs {
     /// When work on the device has failed.
     pub fn release(&self, id: i32) -> Result<()> {
         let gone = self.lock().remove(&id);
-        gone.iter().flatten().try_for_each(|(_, stream)| stream.synchronize())
+        let all = gone.iter().flat_map(|entry| entry.graphs.iter().chain(&entry.old));
+        all.into_iter().try_for_each(|kept| kept.stream.synchronize())
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<i32, Vec<(Replay, Stream)>>> {
+    fn lock(&self) -> MutexGuard<'_, HashMap<i32, Entry>> {
         self.kept.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

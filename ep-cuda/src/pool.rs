@@ -66,6 +66,8 @@ pub struct Pool<M: Source, T: Marks> {
 #[derive(Default)]
 struct State {
     live: HashMap<usize, Live>,
+    /// Blocks handed out ever.
+    serial: u64,
     /// Free blocks by size, the latest last.
     free: BTreeMap<usize, Vec<Free>>,
     slabs: HashMap<usize, Slab>,
@@ -76,6 +78,8 @@ struct State {
 
 struct Live {
     size: usize,
+    /// Tells this block from others that were or will be at its address.
+    serial: u64,
     stream: Option<StreamKey>,
     home: Home,
 }
@@ -146,7 +150,7 @@ impl<M: Source, T: Marks> Pool<M, T> {
             state.slabs.get_mut(&slab).expect("a block's slab is there").live += 1;
         }
         state.stats.allocs += 1;
-        state.hand_out(address, Live { size, stream, home });
+        state.hand_out(address, size, stream, home);
         Some(address)
     }
 
@@ -159,14 +163,14 @@ impl<M: Source, T: Marks> Pool<M, T> {
             self.take(&mut state, size)
         })?;
         state.stats.reserves += 1;
-        state.hand_out(address, Live { size, stream: None, home: Home::Reserved });
+        state.hand_out(address, size, None, Home::Reserved);
         Some(address)
     }
 
     /// Takes a block back; false when there is none at this address.
     pub fn free(&self, address: usize) -> bool {
         let mut state = self.state();
-        let Some(Live { size, stream, home }) = state.live.remove(&address) else {
+        let Some(Live { size, stream, home, .. }) = state.live.remove(&address) else {
             return false;
         };
         state.stats.in_use -= size;
@@ -186,6 +190,14 @@ impl<M: Source, T: Marks> Pool<M, T> {
             Home::Own => state.free.entry(size).or_default().push(Free { address, home, points }),
         }
         true
+    }
+
+    /// For each address a number that is another one once its block has been freed, even when the address is in use again;
+    /// `None` where no block begins.
+    pub fn serials(&self, addresses: &[u64]) -> Vec<Option<u64>> {
+        let state = self.state();
+        let serial = |&address: &u64| state.live.get(&usize::try_from(address).ok()?).map(|live| live.serial);
+        addresses.iter().map(serial).collect()
     }
 
     /// Gives memory that nobody has back to the source, after waiting for the work that still uses it.
@@ -288,12 +300,13 @@ impl<M: Source, T: Marks> Pool<M, T> {
 }
 
 impl State {
-    fn hand_out(&mut self, address: usize, live: Live) {
+    fn hand_out(&mut self, address: usize, size: usize, stream: Option<StreamKey>, home: Home) {
         let stats = &mut self.stats;
-        stats.in_use += live.size;
+        stats.in_use += size;
         stats.max_in_use = stats.max_in_use.max(stats.in_use);
-        stats.largest = stats.largest.max(live.size);
-        self.live.insert(address, live);
+        stats.largest = stats.largest.max(size);
+        self.serial += 1;
+        self.live.insert(address, Live { size, serial: self.serial, stream, home });
     }
 }
 

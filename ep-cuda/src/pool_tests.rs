@@ -375,3 +375,16 @@ proptest! {
         check(Kind::Host, 40 << 20, &steps);
     }
 }
+
+#[test]
+fn an_address_that_is_used_again_has_another_serial() {
+    let Device { pool, .. } = device(Kind::Device, 1 << 24, 1);
+    let first = pool.alloc(1000, None).expect("room");
+    let serials = |pool: &Pool<_, _>| pool.serials(&[first as u64, first as u64 + 8]);
+    let (before, inside) = (serials(&pool)[0], serials(&pool)[1]);
+    assert!(before.is_some() && inside.is_none());
+    assert!(pool.free(first));
+    assert_eq!(serials(&pool)[0], None);
+    while pool.alloc(1000, None).expect("room") != first {}
+    assert!(serials(&pool)[0].is_some_and(|now| Some(now) != before));
+}

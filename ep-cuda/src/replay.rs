@@ -100,7 +100,7 @@ impl Lane {
         Ok(())
     }
 
-    /// Like [`Self::run`], and hands the graph out: it stays as it is from then on.
+    /// Like [`Self::run`], and hands the graph out: it stays as it is until it comes back as `old`.
     ///
     /// # Errors
     /// As [`Self::run`].
@@ -110,9 +110,16 @@ impl Lane {
         stream: &Stream,
         program: &Arc<Program>,
         addresses: &Addresses,
+        old: Option<Replay>,
     ) -> Result<Replay> {
         let workspace = self.workspace(device, stream, program)?;
-        let replay = Replay::build(device, program, addresses, workspace)?;
+        let replay = match old.filter(|old| old.has_kernels_of(program)) {
+            Some(mut old) => {
+                old.update(program, addresses, workspace)?;
+                old
+            }
+            None => Replay::build(device, program, addresses, workspace)?,
+        };
         replay.launch(stream)?;
         Ok(replay)
     }

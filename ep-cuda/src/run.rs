@@ -1,7 +1,7 @@
 //! One Run: ORT's kernel context as addresses, and the lane of its stream.
 
 use crate::counters::{Counter, add};
-use crate::graphs::Graphs;
+use crate::graphs::{Graphs, Wanted};
 use crate::replay::{Addresses, Lane};
 use abi::cuda::Stream;
 use abi::ort::{Compiled, Context, DeviceKind, Input};
@@ -96,17 +96,20 @@ impl CompiledPlan {
         stream: &Stream,
         prepared: &Prepared,
         addresses: &Addresses,
+        copies: bool,
     ) -> Result<()> {
         let (device, program) = (&self.device, &prepared.program);
-        if !self.use_graphs || stream.is_capturing()? {
-            return lane.lane.run_eagerly(device, stream, program, addresses);
-        }
         match self.graphs.wanted() {
-            None => lane.lane.run(device, stream, program, addresses),
-            Some(id) => {
-                let replay = lane.lane.run_and_keep(device, stream, program, addresses)?;
-                self.graphs.keep(id, replay, stream.clone());
-                Ok(())
+            _ if !self.use_graphs || stream.is_capturing()? => {
+                lane.lane.run_eagerly(device, stream, program, addresses)
+            }
+            Wanted::No => lane.lane.run_eagerly(device, stream, program, addresses),
+            Wanted::Any => lane.lane.run(device, stream, program, addresses),
+            Wanted::Kept(id) => {
+                let node = std::ptr::from_ref(self).addr();
+                let old = self.graphs.take(id, node);
+                let replay = lane.lane.run_and_keep(device, stream, program, addresses, old)?;
+                self.graphs.keep(id, node, (replay, stream.clone()), addresses, copies)
             }
         }
     }
@@ -147,15 +150,15 @@ impl Compiled for CompiledPlan {
         }
         let lane = self.lane(&stream);
         let mut lane = lane.lock().unwrap_or_else(PoisonError::into_inner);
-        lane.copy_inputs(self, &stream, &io.inputs, &mut addresses, &lengths)?;
-        self.execute(&mut lane, &stream, &prepared, &addresses)?;
+        let copies = lane.copy_inputs(self, &stream, &io.inputs, &mut addresses, &lengths)?;
+        self.execute(&mut lane, &stream, &prepared, &addresses, copies)?;
         if wait { stream.synchronize() } else { Ok(()) }
     }
 }
 
 impl StreamLane {
     /// Copies inputs that the kernels cannot read where they are: those in pageable memory, the misaligned, and those that
-    /// share memory with an output which no declared in-place update explains.
+    /// share memory with an output which no declared in-place update explains. Whether there was one.
     fn copy_inputs(
         &mut self,
         of: &CompiledPlan,
@@ -163,7 +166,8 @@ impl StreamLane {
         inputs: &[Input<'_>],
         addresses: &mut Addresses,
         lengths: &[usize],
-    ) -> Result<()> {
+    ) -> Result<bool> {
+        let mut any = false;
         for (i, input) in inputs.iter().enumerate() {
             let (start, bytes) = (addresses.inputs[i], input.len());
             let clash = |(j, (&out, &len)): (usize, (&u64, &usize))| {
@@ -192,8 +196,9 @@ impl StreamLane {
                 }
             }
             addresses.inputs[i] = copy;
+            any = true;
         }
-        Ok(())
+        Ok(any)
     }
 }
 

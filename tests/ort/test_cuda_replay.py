@@ -247,6 +247,25 @@ def test_managed_replay_equals_ours(fixture, prompts, expected):
     assert done["updates"] == 0
 
 
+@pytest.mark.parametrize("which", ["everything", "position_ids"])
+def test_buffers_may_go_under_managed_replay(fixture, prompts, expected, which):
+    """onnxruntime-genai makes some inputs anew for each token: the graph of the id then follows them, and is not made
+    anew."""
+    decoder = managed(fixture, "moving" if which == "everything" else "in_place", gpu_graph_id="-1")
+    check(decoder.step(prompts[0]), expected[0], "the prompt")
+    decoder.run_options = options(gpu_graph_id="11")
+    before = counters()
+    for number, (ids, reference) in enumerate(zip(prompts[1:], expected[1:], strict=True), 1):
+        for name, shape in list(decoder.bound):
+            if name == which:
+                # The old one lives until the new one is there, so that it lies elsewhere.
+                decoder.bound[name, shape] = on_device(decoder.bound[name, shape].numpy())
+        check(decoder.step(ids), reference, f"step {number}")
+    done = grown(before)
+    assert (done["captures"], done["managed_replays"]) == (1, 0)
+    assert done["updates"] > 0
+
+
 def test_the_first_step_may_run_twice(fixture, prompts, expected):
     """onnxruntime-genai saves the state, runs a new id, restores the state, and runs it again."""
     decoder = managed(fixture, gpu_graph_id="-1")
