@@ -153,7 +153,7 @@ impl ProductKernels {
             let (tiles, chunks, layers) = (params.w.tiles(), params.w.chunks(), [steps, batch]);
             let lean = self.lean.as_ref().filter(|_| chunks.is_multiple_of(2)).and_then(|lean| {
                 let shared = staged_rows(m.min(GEMV_STEP), chunks);
-                Some((lean, lean_shape(tiles, chunks / 2, layers, cx.device(), shared)?))
+                Some((lean, lean_shape(tiles, chunks / 2, layers, cx.device(), shared, RESIDENT)?))
             });
             let (function, shape) = lean.unwrap_or_else(|| {
                 // A group of chunks is what a warp reads at once.
@@ -183,30 +183,46 @@ pub fn staged_rows(rows: usize, chunks: usize) -> u32 {
     (rows * (chunks * 64 * 2 + 64) + 256) as u32
 }
 
-/// [`gemv_shape`] of a GEMV that stages its rows; `None` when they are too many for it to be lean.
+/// [`gemv_shape`] of a GEMV that stages its rows, and of which a multiprocessor holds `held` warps; `None` when the rows are
+/// too many for it to be lean.
 pub fn lean_shape(
     tiles: usize,
     groups: usize,
     layers: [usize; 2],
     device: &Device,
     shared: u32,
+    held: usize,
 ) -> Option<LaunchShape> {
     let fits = shared + SUMS <= device.shared_limit().min(LEAN_SHARED);
-    fits.then(|| gemv_shape(tiles, groups, layers, device, shared))
+    fits.then(|| resident_shape(tiles, groups, layers, device, shared, held))
 }
 
 /// The grid of a GEMV: blocks walk over the tiles along N (or other units of that work), their warps share the groups of
 /// columns. `layers`: the grid's other dims; `shared`: dynamic shared memory.
 pub fn gemv_shape(tiles: usize, groups: usize, layers: [usize; 2], device: &Device, shared: u32) -> LaunchShape {
+    resident_shape(tiles, groups, layers, device, shared, RESIDENT)
+}
+
+/// Warps of 64 registers a thread that a multiprocessor holds.
+const RESIDENT: usize = 32;
+
+/// [`gemv_shape`] of a kernel of which a multiprocessor holds `held` warps.
+fn resident_shape(
+    tiles: usize,
+    groups: usize,
+    layers: [usize; 2],
+    device: &Device,
+    shared: u32,
+    held: usize,
+) -> LaunchShape {
     let sms = device.multiprocessors() as usize;
     let groups = groups.max(1);
     let layer_count = layers[0] * layers[1];
     // Few tiles: more warps share one, so that the device has enough loads under way.
     let most = if tiles * layer_count >= 2 * sms { GEMV_WARPS / 2 } else { GEMV_WARPS };
     let warps = groups.div_ceil(groups.div_ceil(most));
-    // At 64 registers a thread, 32 warps are resident.
     let by_shared = device.shared_limit().max(SUMS + shared) / (SUMS + shared);
-    let resident = sms * (32 / warps).min(by_shared as usize);
+    let resident = sms * (held / warps).max(1).min(by_shared as usize);
     let rounds = tiles.div_ceil(resident.div_ceil(layer_count)).max(1);
     let grid = [tiles.div_ceil(rounds) as u32, layers[0] as u32, layers[1] as u32];
     LaunchShape { grid, block: [32 * warps as u32, 1, 1], shared, overlap: false }

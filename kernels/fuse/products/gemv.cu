@@ -13,9 +13,8 @@ struct Segment {
     const void* bias;  // [n]; null: none
     void* y;           // [m, n]; gated: both the same
     uint32_t n;
-    uint32_t first;   // its first tile among those of all products
     uint32_t halves;  // weights are 16-bit floats
-    uint32_t pad[3];
+    uint32_t pad[4];
 };
 
 struct GroupedParams {
@@ -29,6 +28,7 @@ struct GroupedParams {
     uint32_t norm;   // whether x is normalised
     uint32_t gated;  // y = silu(x w0^T) * (x w1^T), tile by tile
     float epsilon;
+    uint32_t first[kSegments];  // each product's first tile; together, since every block reads them all
     Segment segments[kSegments];
 };
 
@@ -44,8 +44,8 @@ struct Cursor {
             return;
         }
         segment = 0;
-        while (segment + 1 < p.count && tile >= p.segments[segment + 1].first) ++segment;
-        local = tile - p.segments[segment].first;
+        while (segment + 1 < p.count && tile >= p.first[segment + 1]) ++segment;
+        local = tile - p.first[segment];
     }
 
     NXRT_DEVICE static Cursor start(const GroupedParams& p) {
@@ -139,53 +139,85 @@ struct Halves {
 
 NXRT_DEVICE uint32_t row_bytes(const GroupedParams& p) { return p.chunks * kChunk * 2 + 64; }
 
-// Adds up `part` over the threads of a row: a warp, or the block.
-NXRT_DEVICE float row_total(float part, bool alone, float* shared32) {
-    return alone ? block_sum(part, shared32) : warp_sum(part);
+// Sum over the block; `shared32` is free again after the next barrier.
+NXRT_DEVICE float quick_block_sum(float x, float* shared32) {
+    x = warp_sum(x);
+    if (lane_id() == 0) shared32[warp_id()] = x;
+    __syncthreads();
+    float total = 0;
+    for (unsigned i = 0; i < warp_count(); ++i) total += shared32[i];
+    return total;
 }
 
-// Rows m0 .. m0 + rows of the input to shared memory, normalised, and behind them a group of zeros. One row is the whole
-// block's work, several are the warps'.
+// Adds to a vector of a row what is skipped; the sum is what is normalised, as rounded.
+template <class T>
+NXRT_DEVICE Vec<T, 8> load_sum(const GroupedParams& p, uint64_t at) {
+    Vec<T, 8> v = load_vec<T, 8>(static_cast<const T*>(p.x) + at);
+    if (!p.skip) return v;
+    const Vec<T, 8> s = load_vec<T, 8>(static_cast<const T*>(p.skip) + at);
+#pragma unroll
+    for (int j = 0; j < 8; ++j) v[j] = from_float<T>(to_float(v[j]) + to_float(s[j]));
+    if (p.sum && blockIdx.x == 0) store_vec<T, 8>(static_cast<T*>(p.sum) + at, v);
+    return v;
+}
+
+template <class T>
+NXRT_DEVICE float squares_of(const Vec<T, 8>& v) {
+    float sum = 0;
+#pragma unroll
+    for (int j = 0; j < 8; ++j) sum += to_float(v[j]) * to_float(v[j]);
+    return sum;
+}
+
+template <class T>
+NXRT_DEVICE Vec<T, 8> scaled(Vec<T, 8> v, float inverse, const Vec<T, 8>& factor) {
+#pragma unroll
+    for (int j = 0; j < 8; ++j) v[j] = from_float<T>(to_float(v[j]) * inverse * to_float(factor[j]));
+    return v;
+}
+
+// One row m0 to shared memory, normalised: a vector a thread.
+template <class T>
+NXRT_DEVICE void stage_row(const GroupedParams& p, T* to, uint32_t m0, float* shared32) {
+    const unsigned i = threadIdx.x;
+    const bool live = i < p.k / 8;
+    Vec<T, 8> v = {}, factor = {};
+    if (live) v = load_sum<T>(p, uint64_t(m0) * p.k + i * 8);
+    if (live && p.norm) factor = load_vec<T, 8>(static_cast<const T*>(p.gamma) + i * 8);
+    if (p.norm) v = scaled<T>(v, rsqrtf(quick_block_sum(squares_of<T>(v), shared32) / float(p.k) + p.epsilon), factor);
+    if (live) store_vec<T, 8>(to + i * 8, v);
+}
+
+// Rows m0 .. m0 + rows of the input to shared memory, normalised, a row a warp, and behind them a group of zeros.
 template <class T>
 NXRT_DEVICE void stage(const GroupedParams& p, uint8_t* staged, uint32_t m0, unsigned rows, float* shared32) {
-    const bool alone = rows == 1;
-    const unsigned lane = alone ? threadIdx.x : lane_id(), lanes = alone ? blockDim.x : kWarpSize;
-    const unsigned vectors = p.k / 8;
-    for (unsigned r = alone ? 0 : warp_id(); r < rows; r += alone ? 1 : warp_count()) {
-        const uint64_t start = uint64_t(m0 + r) * p.k;
-        const T* x = static_cast<const T*>(p.x) + start;
-        const T* skip = static_cast<const T*>(p.skip);
-        const T* gamma = static_cast<const T*>(p.gamma);
-        T* to = reinterpret_cast<T*>(staged + r * row_bytes(p));
-        // On its way while the squares are added up.
-        Vec<T, 8> factor = {};
-        if (p.norm && lane < vectors) factor = load_vec<T, 8>(gamma + lane * 8);
-        float squares = 0;
-        for (unsigned i = lane; i < vectors; i += lanes) {
-            Vec<T, 8> v = load_vec<T, 8>(x + i * 8);
-            if (skip) {
-                const Vec<T, 8> s = load_vec<T, 8>(skip + start + i * 8);
-#pragma unroll
-                for (int j = 0; j < 8; ++j) v[j] = from_float<T>(to_float(v[j]) + to_float(s[j]));
-                if (p.sum && blockIdx.x == 0) store_vec<T, 8>(static_cast<T*>(p.sum) + start + i * 8, v);
-            }
-#pragma unroll
-            for (int j = 0; j < 8; ++j) squares += to_float(v[j]) * to_float(v[j]);
-            store_vec<T, 8>(to + i * 8, v);
-        }
-        if (!p.norm) continue;
-        const float inverse = 1.0f / sqrtf(row_total(squares, alone, shared32) / float(p.k) + p.epsilon);
-        for (unsigned i = lane; i < vectors; i += lanes) {
-            if (i != lane) factor = load_vec<T, 8>(gamma + i * 8);
-            Vec<T, 8> v = load_vec<T, 8>(to + i * 8);
-#pragma unroll
-            for (int j = 0; j < 8; ++j) v[j] = from_float<T>(to_float(v[j]) * inverse * to_float(factor[j]));
-            store_vec<T, 8>(to + i * 8, v);
-        }
-    }
     const Vec<uint32_t, 4> none = {};
     if (threadIdx.x < kGroupColumns / 8)
         store_vec<uint32_t, 4>(reinterpret_cast<uint32_t*>(staged + rows * row_bytes(p)) + threadIdx.x * 4, none);
+    const unsigned vectors = p.k / 8;
+    if (rows == 1 && vectors <= blockDim.x) {
+        stage_row<T>(p, reinterpret_cast<T*>(staged), m0, shared32);
+        return;
+    }
+    const bool alone = rows == 1;
+    const unsigned lane = alone ? threadIdx.x : lane_id(), lanes = alone ? blockDim.x : kWarpSize;
+    for (unsigned r = alone ? 0 : warp_id(); r < rows; r += alone ? 1 : warp_count()) {
+        const uint64_t start = uint64_t(m0 + r) * p.k;
+        T* to = reinterpret_cast<T*>(staged + r * row_bytes(p));
+        float squares = 0;
+        for (unsigned i = lane; i < vectors; i += lanes) {
+            const Vec<T, 8> v = load_sum<T>(p, start + i * 8);
+            squares += squares_of<T>(v);
+            store_vec<T, 8>(to + i * 8, v);
+        }
+        if (!p.norm) continue;
+        const float total = alone ? quick_block_sum(squares, shared32) : warp_sum(squares);
+        const float inverse = rsqrtf(total / float(p.k) + p.epsilon);
+        for (unsigned i = lane; i < vectors; i += lanes) {
+            const Vec<T, 8> factor = load_vec<T, 8>(static_cast<const T*>(p.gamma) + i * 8);
+            store_vec<T, 8>(to + i * 8, scaled<T>(load_vec<T, 8>(to + i * 8), inverse, factor));
+        }
+    }
 }
 
 // Adds up what the warps have of a tile and stores it; of a gated pair's first tile only keeps it in `held`.
@@ -256,8 +288,8 @@ NXRT_DEVICE void grouped(const GroupedParams& p) {
 }
 
 #define LEAN(block, shift, type, T)                                                                                 \
-    NXRT_KERNEL_EARLY(lean_##block##_plain_##type, GroupedParams, (grouped<T, Lean<T, shift, false>>), 1024) \
-    NXRT_KERNEL_EARLY(lean_##block##_bytes_##type, GroupedParams, (grouped<T, Lean<T, shift, true>>), 1024)
+    NXRT_KERNEL_EARLY(lean_##block##_plain_##type, GroupedParams, (grouped<T, Lean<T, shift, false>>), 512) \
+    NXRT_KERNEL_EARLY(lean_##block##_bytes_##type, GroupedParams, (grouped<T, Lean<T, shift, true>>), 512)
 
 LEAN(32, 0, f16, half)
 LEAN(64, 1, f16, half)
@@ -265,5 +297,5 @@ LEAN(128, 2, f16, half)
 LEAN(32, 0, bf16, bf16)
 LEAN(64, 1, bf16, bf16)
 LEAN(128, 2, bf16, bf16)
-NXRT_KERNEL_EARLY(halves_f16, GroupedParams, (grouped<half, Halves<half>>), 1024)
-NXRT_KERNEL_EARLY(halves_bf16, GroupedParams, (grouped<bf16, Halves<bf16>>), 1024)
+NXRT_KERNEL_EARLY(halves_f16, GroupedParams, (grouped<half, Halves<half>>), 512)
+NXRT_KERNEL_EARLY(halves_bf16, GroupedParams, (grouped<bf16, Halves<bf16>>), 512)

@@ -20,6 +20,9 @@ const ROWS: usize = 16;
 /// Rows of one of its blocks (`kGemvRows`).
 const STEP: usize = 8;
 
+/// Warps of one of its blocks that a multiprocessor holds, by registers.
+const HELD: usize = 24;
+
 const MS: &str = "com.microsoft";
 
 fn find(search: &Search<'_>, id: NodeId) -> Option<Vec<NodeId>> {
@@ -94,6 +97,8 @@ kernel_params! {
         norm: u32,
         gated: u32,
         epsilon: f32,
+        /// Each product's first tile among those of all.
+        first: [u32; MOST],
         segments: [Segment; MOST],
     }
 }
@@ -108,11 +113,9 @@ struct Segment {
     bias: DevPtr,
     y: DevPtr,
     n: u32,
-    /// Its first tile among those of all products.
-    first: u32,
     /// Whether the weights are 16-bit floats.
     halves: u32,
-    pad: [u32; 3],
+    pad: [u32; 4],
 }
 
 // SAFETY: five addresses, then six 32-bit numbers: no padding.
@@ -192,6 +195,7 @@ impl ClusterKernel for Grouped {
             norm: u32::from(self.norm.is_some()),
             gated: u32::from(self.gated),
             epsilon: self.norm.unwrap_or(0.0),
+            first: [0; MOST],
         };
         if self.norm.is_some() {
             let gamma = members[0].input(if self.skips { 2 } else { 1 });
@@ -218,10 +222,10 @@ impl ClusterKernel for Grouped {
                 bias: product.bias.and_then(|slot| member.input(slot)).map_or(DevPtr::NULL, |bias| bias.ptr),
                 y: y.ptr,
                 n: w.n() as u32,
-                first: params.tiles,
                 halves: u32::from(product.layout.is_none()),
-                pad: [0; 3],
+                pad: [0; 4],
             };
+            params.first[i] = params.tiles;
             params.tiles += w.tiles() as u32;
         }
         if self.gated && self.products[0].weights.n() != self.products[1].weights.n() {
@@ -230,7 +234,7 @@ impl ClusterKernel for Grouped {
         let units = if self.gated { params.tiles / 2 } else { params.tiles } as usize;
         let shared = staged_rows(m.min(STEP), params.chunks as usize);
         let groups = params.chunks as usize / 2;
-        let Some(shape) = lean_shape(units, groups, [m.div_ceil(STEP), 1], cx.device(), shared) else {
+        let Some(shape) = lean_shape(units, groups, [m.div_ceil(STEP), 1], cx.device(), shared, HELD) else {
             return Ok(false);
         };
         cx.push(&self.function, shape, &params)?;
