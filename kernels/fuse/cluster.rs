@@ -19,7 +19,7 @@ const PATTERNS: &[Pattern] = &[super::products::PATTERN];
 
 /// A pattern of nodes.
 pub struct Pattern {
-    /// The nodes of an occurrence that begins at the given one, or nothing.
+    /// The nodes of the occurrence that the given one stands for, or nothing.
     pub find: fn(&Search<'_>, NodeId) -> Option<Vec<NodeId>>,
     /// The kernel for an occurrence; `None` when the members turn out to be of other kinds than it takes.
     pub build: fn(&Occurrence<'_>) -> Result<Built>,

@@ -26,14 +26,18 @@ const HELD: usize = 24;
 const MS: &str = "com.microsoft";
 
 fn find(search: &Search<'_>, id: NodeId) -> Option<Vec<NodeId>> {
-    let x = search.output(id, 0)?;
+    let x = search.input(id, 0)?;
     let mut products: Vec<_> = search.readers(x).iter().copied().filter(|&n| is_product(search, n, x)).collect();
     products.dedup();
-    if products.is_empty() || products.len() > MOST {
+    if products.first() != Some(&id) || products.len() > MOST {
         return None;
     }
-    let norm = is_norm(search, id) && search.is_inner(id, (!skips(search, id)).then_some(1).or(Some(3)), &products);
-    let mut nodes = if norm { vec![id] } else { Vec::new() };
+    let inner = |&norm: &NodeId| {
+        let sum = skips(search, norm).then_some(3);
+        is_norm(search, norm) && search.output(norm, 0) == Some(x) && search.is_inner(norm, sum, &products)
+    };
+    let norm = search.producer(x).filter(inner);
+    let mut nodes: Vec<_> = norm.into_iter().collect();
     nodes.extend(&products);
     if let [a, b] = products[..]
         && let Some(gate) = gated(search, a, b)
