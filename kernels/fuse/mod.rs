@@ -6,6 +6,7 @@
 use abi::{Graph, NodeId, Result, ValueId};
 
 pub mod cluster;
+mod linear_mixer;
 mod products;
 mod silu_mul;
 

@@ -17,7 +17,7 @@ mod gather;
 mod gather_block_quantized;
 mod group_query_attention;
 mod identity;
-mod linear_attention;
+pub(crate) mod linear_attention;
 mod linear_attention_gate;
 mod matmul;
 mod matmul_nbits;
