@@ -1,7 +1,7 @@
 //! A plan for one set of input shapes: every shape known, every tensor placed.
 
 use crate::arena::Arena;
-use crate::cuda::Program;
+use crate::cuda::{COUNTER_BYTES, Program};
 use crate::fact::{Fact, Facts};
 use crate::fuse::cluster::Cluster;
 use crate::kernel::{RunCx, Shapes, Tensor, TensorMut};
@@ -233,6 +233,8 @@ impl Instance {
         self.copies.iter().for_each(|&(_, value)| last[root(value)] = usize::MAX);
         let mut arena = Arena::default();
         if plan.device.is_some() {
+            // First of all, and never given back.
+            arena.take(if plan.clusters.is_empty() { 0 } else { COUNTER_BYTES });
             self.place_host_values(plan, &mut arena);
         }
         let mut ends: Vec<Vec<(usize, usize)>> = vec![Vec::new(); self.steps.len()];

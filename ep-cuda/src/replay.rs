@@ -15,7 +15,7 @@
 use crate::counters::{Counter, add};
 use abi::cuda::{Exec, Graph, Stream, launch};
 use abi::{Error, Result};
-use kernels::cuda::{Base, Bases, Buffer, DevPtr, Device, Program};
+use kernels::cuda::{Base, Bases, Buffer, COUNTER_BYTES, DevPtr, Device, Program};
 use std::sync::Arc;
 
 /// Graphs that a lane keeps: one for prompts and one for single tokens, and as many again for a client that changes
@@ -145,6 +145,7 @@ impl Lane {
         self.workspace = None;
         // An eighth of slack: lengths that grow by one token then seldom need a new workspace.
         let made = device.alloc((bytes + bytes / 8).next_multiple_of(1 << 20)).or_else(|_| device.alloc(bytes))?;
+        device.context().memset(made.address(), 0, made.len().min(COUNTER_BYTES))?;
         let made = Arc::new(made);
         self.workspace = Some(made.clone());
         Ok(Some(made))

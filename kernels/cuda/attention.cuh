@@ -163,9 +163,9 @@ NXRT_DEVICE float score_of(const AttentionParams& p, float dot, int b, int head,
     return x + to_float(static_cast<const T*>(p.mask)[at]) * kLog2e;
 }
 
-// What a row's sums are multiplied by; a row that sees nothing becomes zero.
-template <class T>
-NXRT_DEVICE float finish_factor(const AttentionParams& p, int head, float top, float sum) {
+// What a row's sums are multiplied by; a row that sees nothing becomes zero. P has a sink.
+template <class T, class P>
+NXRT_DEVICE float finish_factor(const P& p, int head, float top, float sum) {
     float shrink = 1.0f, total = sum;
     if (p.has_sink) {
         const float sink = p.sink ? to_float(static_cast<const T*>(p.sink)[head]) * kLog2e : 0.0f;
@@ -177,6 +177,26 @@ NXRT_DEVICE float finish_factor(const AttentionParams& p, int head, float top, f
     }
     return total == 0.0f ? 0.0f : shrink / total;
 }
+
+// Adds up N values over the lanes of a stream. Afterwards lane l holds N / (2 * Step), at least one, of the sums: those
+// whose number begins with the bits of l.
+template <int N, int Step>
+struct Scatter {
+    template <int Size>
+    static NXRT_DEVICE void add(float (&x)[Size], int lane) {
+        if constexpr (N > 1) {
+            const bool upper = (lane & Step) != 0;
+#pragma unroll
+            for (int i = 0; i < N / 2; ++i) {
+                const float mine = upper ? x[i + N / 2] : x[i], theirs = upper ? x[i] : x[i + N / 2];
+                x[i] = mine + __shfl_xor_sync(kFullMask, theirs, Step);
+            }
+        } else {
+            x[0] += __shfl_xor_sync(kFullMask, x[0], Step);
+        }
+        if constexpr (Step > 1) Scatter<(N > 1 ? N / 2 : 1), Step / 2>::add(x, lane);
+    }
+};
 
 // Where split `split` of a row leaves its partial result.
 NXRT_DEVICE float* partial_of(const AttentionParams& p, int b, int head, int s, int split) {

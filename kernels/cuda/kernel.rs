@@ -6,6 +6,10 @@ use abi::cuda::{Function, LaunchShape};
 use abi::{DType, Error, HostTensor, Result};
 use std::fmt;
 
+/// The workspace of a plan with clusters begins with so many bytes of counters: zero when it is allocated, and between
+/// launches.
+pub const COUNTER_BYTES: usize = 4096;
+
 /// A node made ready for a device: attributes parsed, weights packed, functions found.
 pub trait DeviceKernel: Send + Sync {
     /// The product by constant 16-bit or quantised weights that this is, if it is one: `y = x w^T + c`.
@@ -109,6 +113,11 @@ impl<'a> LaunchCx<'a> {
         let at = self.scratch_offset + self.scratch_bytes;
         self.scratch_bytes += bytes.next_multiple_of(256);
         DevPtr::new(Base::Workspace, at as u64)
+    }
+
+    /// `n` zeros for this node's launches alone, which leave them zero; `None` where there are not so many.
+    pub fn counters(&self, n: usize) -> Option<DevPtr> {
+        (4 * n <= COUNTER_BYTES).then(|| DevPtr::new(Base::Workspace, 0))
     }
 
     /// Appends a launch; it runs after all launches before it. A grid without blocks is left out.

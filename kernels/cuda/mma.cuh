@@ -30,6 +30,14 @@ NXRT_DEVICE void ldmatrix_x4_trans(uint32_t (&r)[4], const void* row) { emulate:
 NXRT_DEVICE void ldmatrix_x2(uint32_t (&r)[2], const void* row) { emulate::ldmatrix(r, 2, row, false); }
 NXRT_DEVICE void ldmatrix_x2_trans(uint32_t (&r)[2], const void* row) { emulate::ldmatrix(r, 2, row, true); }
 
+// Of a matrix of 8 rows of 8 halves, a lane gives M[g][t..t+2] and gets M[t..t+2][g].
+NXRT_DEVICE uint32_t transpose_8x8(uint32_t x) {
+    const unsigned g = lane_id() / 4, t = lane_id() % 4 * 2;
+    const uint32_t a = __shfl_sync(kFullMask, x, static_cast<int>(t * 4 + g / 2));
+    const uint32_t b = __shfl_sync(kFullMask, x, static_cast<int>((t + 1) * 4 + g / 2));
+    return __byte_perm(a, b, g % 2 ? 0x7632 : 0x5410);
+}
+
 NXRT_DEVICE void cp_async_16(void* shared, const void* global, bool valid = true) {
     emulate::cp_async_16(shared, global, valid);
 }
@@ -89,6 +97,13 @@ NXRT_LDMATRIX_X2(ldmatrix_x2, "")
 NXRT_LDMATRIX_X2(ldmatrix_x2_trans, ".trans")
 #undef NXRT_LDMATRIX_X4
 #undef NXRT_LDMATRIX_X2
+
+// Of a matrix of 8 rows of 8 halves, a lane gives M[g][t..t+2] and gets M[t..t+2][g].
+NXRT_DEVICE uint32_t transpose_8x8(uint32_t x) {
+    uint32_t r;
+    asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(r) : "r"(x));
+    return r;
+}
 
 // Copies 16 bytes, both ends aligned to 16; zeros where not valid (`global` is then not read, but must be a fine pointer).
 NXRT_DEVICE void cp_async_16(void* shared, const void* global, bool valid = true) {

@@ -15,7 +15,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 /// Patterns by priority: a node belongs to the first that finds it.
-const PATTERNS: &[Pattern] = &[super::linear_mixer::PATTERN, super::products::PATTERN];
+const PATTERNS: &[Pattern] = &[super::linear_mixer::PATTERN, super::attention_mixer::PATTERN, super::products::PATTERN];
 
 /// A pattern of nodes.
 pub struct Pattern {

@@ -5,6 +5,7 @@
 
 use abi::{Graph, NodeId, Result, ValueId};
 
+mod attention_mixer;
 pub mod cluster;
 mod linear_mixer;
 mod products;

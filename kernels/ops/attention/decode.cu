@@ -7,26 +7,6 @@ using namespace nxrt;
 
 constexpr int kWarps = 4;
 
-// Adds up N values over the lanes of a stream. Afterwards lane l holds N / (2 * Step), at least one, of the sums: those
-// whose number begins with the bits of l.
-template <int N, int Step>
-struct Scatter {
-    template <int Size>
-    static NXRT_DEVICE void add(float (&x)[Size], int lane) {
-        if constexpr (N > 1) {
-            const bool upper = (lane & Step) != 0;
-#pragma unroll
-            for (int i = 0; i < N / 2; ++i) {
-                const float mine = upper ? x[i + N / 2] : x[i], theirs = upper ? x[i] : x[i + N / 2];
-                x[i] = mine + __shfl_xor_sync(kFullMask, theirs, Step);
-            }
-        } else {
-            x[0] += __shfl_xor_sync(kFullMask, x[0], Step);
-        }
-        if constexpr (Step > 1) Scatter<(N > 1 ? N / 2 : 1), Step / 2>::add(x, lane);
-    }
-};
-
 template <class T, int kRows, int kLanes, int kVectors>
 struct Decode {
     static constexpr int kN = 16 / sizeof(T);

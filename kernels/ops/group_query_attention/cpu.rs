@@ -20,7 +20,7 @@ pub(super) struct Gqa {
 
 /// Sizes that shapes decide.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Dims {
+pub(crate) struct Dims {
     /// B.
     pub batch: usize,
     /// S.

@@ -12,6 +12,8 @@ mod shape;
 mod tests;
 mod window;
 
+pub(crate) use cpu::Dims;
+
 use crate::build::BuildCx;
 use crate::cpu::rotary::Pairs;
 use crate::kernel::Kernel;
@@ -25,7 +27,7 @@ pub const OPS: &[OpDef] = &[OpDef::new("com.microsoft", "GroupQueryAttention", (
     .with_cuda_claim(cuda::claim, cuda::build)];
 
 /// Input and output slots.
-mod slot {
+pub(crate) mod slot {
     pub const QUERY: usize = 0;
     pub const KEY: usize = 1;
     pub const VALUE: usize = 2;
@@ -51,27 +53,27 @@ mod slot {
 
 /// The attributes.
 #[derive(Debug, Clone)]
-struct Attrs {
-    heads: usize,
-    kv_heads: usize,
+pub(crate) struct Attrs {
+    pub heads: usize,
+    pub kv_heads: usize,
     /// 0: one over the root of H.
-    scale: f32,
-    softcap: f32,
-    causal: bool,
+    pub scale: f32,
+    pub softcap: f32,
+    pub causal: bool,
     /// Keys that a row sees, its own included; 0: all before it.
-    window: usize,
+    pub window: usize,
     /// The cache holds the window only.
-    window_cache: bool,
-    smooth: bool,
-    rotary: bool,
-    pairs: Pairs,
-    q_epsilon: f32,
-    k_epsilon: f32,
+    pub window_cache: bool,
+    pub smooth: bool,
+    pub rotary: bool,
+    pub pairs: Pairs,
+    pub q_epsilon: f32,
+    pub k_epsilon: f32,
 }
 
 impl Attrs {
     /// Parses; a message names the attribute that cannot be had.
-    fn parse(cx: &NodeCx) -> Result<Self, Decline> {
+    pub fn parse(cx: &NodeCx) -> Result<Self, Decline> {
         let count = |name: &str| match usize::try_from(cx.int(name, 0)) {
             Ok(n) if (1..=1 << 20).contains(&n) => Ok(n),
             _ => Err(cx.decline(format_args!("attribute '{name}'"), cx.int(name, 0), "a number of heads")),

@@ -25,7 +25,7 @@ pub const OPS: &[OpDef] = &[
 
 /// Which of the three ops it is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Form {
+pub(crate) enum Form {
     /// Inputs x, position_ids `[1]` or `[B, S]`, cos, sin.
     Contrib,
     /// Inputs x, position_ids `[3, B, S]`, cos, sin.
@@ -43,34 +43,35 @@ impl Form {
         }
     }
 
-    fn positions(self) -> usize {
+    /// Input slots.
+    pub fn positions(self) -> usize {
         if self == Self::Onnx { 3 } else { 1 }
     }
 
-    fn cos(self) -> usize {
+    pub fn cos(self) -> usize {
         if self == Self::Onnx { 1 } else { 2 }
     }
 
-    fn sin(self) -> usize {
+    pub fn sin(self) -> usize {
         self.cos() + 1
     }
 }
 
 /// The attributes.
 #[derive(Debug, Clone)]
-struct Attrs {
-    form: Form,
-    pairs: Pairs,
+pub(crate) struct Attrs {
+    pub form: Form,
+    pub pairs: Pairs,
     /// 0 where the shapes say it.
-    heads: usize,
+    pub heads: usize,
     /// R; 0: H.
-    rotated: usize,
+    pub rotated: usize,
     /// Position stream (0, 1 or 2) of each pair; empty but for the multimodal form.
-    streams: Vec<u8>,
+    pub streams: Vec<u8>,
 }
 
 impl Attrs {
-    fn parse(cx: &NodeCx) -> Result<Self, Decline> {
+    pub fn parse(cx: &NodeCx) -> Result<Self, Decline> {
         let form = Form::of(cx);
         let count = |name: &str| {
             let got = cx.int(name, 0);
@@ -92,6 +93,11 @@ impl Attrs {
             _ => Vec::new(),
         };
         Ok(Self { form, pairs: Pairs::from_attribute(cx.int("interleaved", 0)), heads, rotated, streams })
+    }
+
+    /// Whether both rotate a head alike.
+    pub fn rotates_like(&self, other: &Self) -> bool {
+        (self.form, self.pairs, self.rotated, &self.streams) == (other.form, other.pairs, other.rotated, &other.streams)
     }
 }
 
@@ -132,18 +138,18 @@ fn claim(cx: &NodeCx) -> Result<(), Decline> {
 
 /// What the shapes must be, in numbers.
 #[derive(Debug, Clone, Copy)]
-struct Layout {
-    batch: usize,
-    rows: usize,
-    heads: usize,
-    head: usize,
+pub(crate) struct Layout {
+    pub batch: usize,
+    pub rows: usize,
+    pub heads: usize,
+    pub head: usize,
     /// The input is `[B, N, S, H]`, not `[B, S, N * H]`.
     heads_first: bool,
 }
 
 impl Layout {
     /// `half`: the last dim of the caches. The message says what is wrong with the shape.
-    fn new(attrs: &Attrs, shape: &[usize], half: usize) -> Result<Self, String> {
+    pub fn new(attrs: &Attrs, shape: &[usize], half: usize) -> Result<Self, String> {
         let layout = match *shape {
             [batch, heads, rows, head] => Self { batch, rows, heads, head, heads_first: true },
             [batch, rows, hidden] => {

@@ -1,0 +1,198 @@
+// Decode attention of half types on tensor cores. Keys and values go from memory to operands without shared memory: what
+// the products sum over may come in any order, so that every lane reads whole 16-byte pieces.
+//
+// With g = lane / 4 and t = lane % 4, of each 16 keys a lane holds
+//   of keys g and g + 8: elements 8 t .. 8 t + 8 of each 32, the rows of A in scores^T = K q^T;
+//   of keys 2 t, 2 t + 1, 2 t + 8 and 2 t + 9 the values' elements 8 g .. 8 g + 8 of each 64: columns of A in out^T = V^T weights^T.
+// Columns of both products are query heads.
+#include "mixer.cuh"
+#include "mma.cuh"
+
+using namespace nxrt;
+
+template <class T>
+struct Pair;
+template <>
+struct Pair<half> {
+    static NXRT_DEVICE uint32_t pack(float a, float b) {
+        const half2 x = __floats2half2_rn(a, b);
+        return *reinterpret_cast<const uint32_t*>(&x);
+    }
+};
+template <>
+struct Pair<bf16> {
+    static NXRT_DEVICE uint32_t pack(float a, float b) {
+        const __nv_bfloat162 x = __floats2bfloat162_rn(a, b);
+        return *reinterpret_cast<const uint32_t*>(&x);
+    }
+};
+
+// Head sizes up to 64 kBlocks; just that without kTail.
+template <class T, int kBlocks, bool kTail, bool kAligned>
+struct Halves {
+    using Type = T;
+    static constexpr int kRows = 8, kTile = 16, kWide = 64 * kBlocks;
+    using Piece = Vec<uint32_t, 4>;
+
+    const MixerParams& p;
+    const T *keys, *values;
+    int end, g, t;
+    Piece k[2 * kBlocks][2];
+    Piece v[kBlocks][4];
+    float acc[kBlocks][4][4] = {};
+    float top[2] = {kHidden, kHidden}, sum[2] = {};  // of heads 2 t and 2 t + 1
+
+    NXRT_DEVICE Halves(const MixerParams& params, const T* all_keys, const T* all_values, int end_of_keys)
+        : p(params), keys(all_keys), values(all_values), end(end_of_keys), g(lane_id() / 4), t(lane_id() % 4) {}
+
+    // Rows behind the last are the last: nobody reads beyond it, and they get no weight.
+    NXRT_DEVICE Piece load(const T* rows, int row, int d) const {
+        const T* from = rows + static_cast<int64_t>(min(row, end - 1)) * p.dim + d;
+        if constexpr (kAligned) {
+            return load_vec<uint32_t, 4>(reinterpret_cast<const uint32_t*>(from));
+        } else {
+            Vec<T, 8> x;
+#pragma unroll
+            for (int i = 0; i < 8; ++i) x[i] = from[i];
+            return *reinterpret_cast<const Piece*>(&x);
+        }
+    }
+
+    NXRT_DEVICE void load_keys(int key) {
+#pragma unroll
+        for (int c = 0; c < 2 * kBlocks; ++c) {
+            const int d = c * 32 + t * 8;
+#pragma unroll
+            for (int i = 0; i < 2; ++i) {
+                k[c][i] = {};
+                if (!kTail || d < static_cast<int>(p.dim)) k[c][i] = load(keys, key + g + 8 * i, d);
+            }
+        }
+    }
+
+    NXRT_DEVICE void load_values(int key) {
+#pragma unroll
+        for (int c = 0; c < kBlocks; ++c) {
+            // What lies behind the head is never stored.
+            const int d = kTail ? min(c * 64 + g * 8, static_cast<int>(p.dim) - 8) : c * 64 + g * 8;
+#pragma unroll
+            for (int i = 0; i < 4; ++i) v[c][i] = load(values, key + 2 * t + i % 2 + i / 2 * 8, d);
+        }
+    }
+
+    NXRT_DEVICE void begin(int key) {
+        load_keys(key);
+        load_values(key);
+    }
+
+    // The keys key .. key + 16, while those at `next` are fetched.
+    NXRT_DEVICE void step(const T* query, int pitch, int key, int next) {
+        float scores[4][4] = {};
+#pragma unroll
+        for (int c = 0; c < 2 * kBlocks; ++c) {
+            const Piece q = load_vec<uint32_t, 4>(reinterpret_cast<const uint32_t*>(query + g * pitch + c * 32 + t * 8));
+#pragma unroll
+            for (int i = 0; i < 2; ++i) {
+                const uint32_t a[4] = {k[c][0][2 * i], k[c][1][2 * i], k[c][0][2 * i + 1], k[c][1][2 * i + 1]};
+                const uint32_t b[2] = {q[2 * i], q[2 * i + 1]};
+                mma_m16n8k16<T>(scores[c % 2 * 2 + i], a, b);
+            }
+        }
+        if (next < end) load_keys(next);
+        float s[4];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            const float dot = scores[0][i] + scores[1][i] + (scores[2][i] + scores[3][i]);
+            s[i] = key + g + i / 2 * 8 < end ? score_of(p, dot) : kHidden;
+        }
+        uint32_t weights[2];
+        softmax(s, weights);
+#pragma unroll
+        for (int c = 0; c < kBlocks; ++c) {
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                const uint32_t a[4] = {prmt(v[c][0][i], v[c][1][i], 0x5410), prmt(v[c][0][i], v[c][1][i], 0x7632),
+                                       prmt(v[c][2][i], v[c][3][i], 0x5410), prmt(v[c][2][i], v[c][3][i], 0x7632)};
+                mma_m16n8k16<T>(acc[c][i], a, weights);
+            }
+        }
+        if (next < end) load_values(next);
+    }
+
+    // Scores of keys g and g + 8 for two heads become weights of keys 2 t, ... for head g.
+    NXRT_DEVICE void softmax(const float (&s)[4], uint32_t (&weights)[2]) {
+        float w[4], shrink[2];
+        bool moved = false;
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+            float high = fmaxf(s[h], s[h + 2]);
+#pragma unroll
+            for (int lanes = 4; lanes < static_cast<int>(kWarpSize); lanes *= 2) high = fmaxf(high, __shfl_xor_sync(kFullMask, high, lanes));
+            high = fmaxf(high, top[h]);
+            shrink[h] = shrink_of(top[h], high);
+            moved |= high != top[h];
+            top[h] = high;
+#pragma unroll
+            for (int i = h; i < 4; i += 2) w[i] = shrink_of(s[i], high);
+            sum[h] = sum[h] * shrink[h] + (w[h] + w[h + 2]);
+        }
+        weights[0] = transpose_8x8(Pair<T>::pack(w[0], w[1]));
+        weights[1] = transpose_8x8(Pair<T>::pack(w[2], w[3]));
+        if (!__any_sync(kFullMask, moved)) return;
+#pragma unroll
+        for (int c = 0; c < kBlocks; ++c) {
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+#pragma unroll
+                for (int j = 0; j < 4; ++j) acc[c][i][j] *= shrink[j % 2];
+            }
+        }
+    }
+
+    NXRT_DEVICE void publish(float* tops, float* totals) {
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+#pragma unroll
+            for (int lanes = 4; lanes < static_cast<int>(kWarpSize); lanes *= 2) sum[h] += __shfl_xor_sync(kFullMask, sum[h], lanes);
+            if (g == 0) {
+                tops[2 * t + h] = top[h];
+                totals[2 * t + h] = sum[h];
+            }
+        }
+    }
+
+    // `to` gives a head's place (null: there is no such head), `factor` what its sums are multiplied by.
+    template <class To, class Factor>
+    NXRT_DEVICE void put(To to, Factor factor) const {
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+            float* row = to(2 * t + h);
+            if (row == nullptr) continue;
+            const float by = factor(2 * t + h);
+#pragma unroll
+            for (int c = 0; c < kBlocks; ++c) {
+                const int d = c * 64 + g * 8;
+                if (kTail && d >= static_cast<int>(p.dim)) continue;
+#pragma unroll
+                for (int i = 0; i < 2; ++i) {
+                    const float(&low)[4] = acc[c][2 * i], (&high)[4] = acc[c][2 * i + 1];
+                    *reinterpret_cast<float4*>(row + d + 4 * i) =
+                        make_float4(low[h] * by, low[h + 2] * by, high[h] * by, high[h + 2] * by);
+                }
+            }
+        }
+    }
+};
+
+#define MIXER(type, T, blocks, tail, name)                                                   \
+    template <bool kAligned>                                                                 \
+    using Core_##type##_##name = Halves<T, blocks, tail, kAligned>;                          \
+    NXRT_KERNEL(mix_##type##_##name, MixerParams, (mix<Core_##type##_##name>), kThreads)
+#define TYPE(type, T)                    \
+    MIXER(type, T, 1, false, 64)         \
+    MIXER(type, T, 2, false, 128)        \
+    MIXER(type, T, 4, false, 256)        \
+    MIXER(type, T, 2, true, to_128)      \
+    MIXER(type, T, 4, true, to_256)
+TYPE(f16, half)
+TYPE(bf16, bf16)
