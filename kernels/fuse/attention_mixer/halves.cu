@@ -28,7 +28,7 @@ struct Pair<bf16> {
 };
 
 // Head sizes up to 64 kBlocks; just that without kTail.
-template <class T, int kBlocks, bool kTail, bool kAligned>
+template <class T, int kBlocks, bool kTail>
 struct Halves {
     using Type = T;
     static constexpr int kRows = 8, kTile = 16, kWide = 64 * kBlocks;
@@ -37,8 +37,10 @@ struct Halves {
     const MixerParams& p;
     const T *keys, *values;
     int end, g, t;
-    Piece k[2 * kBlocks][2];
-    Piece v[kBlocks][4];
+    // Whether the next keys and values are fetched ahead: there are registers for both and the sums.
+    static constexpr bool kAhead = kBlocks <= 4;
+    Piece k[kAhead ? 2 * kBlocks : 1][2];
+    Piece v[kAhead ? kBlocks : 1][4];
     float acc[kBlocks][4][4] = {};
     float top[2] = {kHidden, kHidden}, sum[2] = {};  // of heads 2 t and 2 t + 1
 
@@ -47,36 +49,39 @@ struct Halves {
 
     // Rows behind the last are the last: nobody reads beyond it, and they get no weight.
     NXRT_DEVICE Piece load(const T* rows, int row, int d) const {
-        const T* from = rows + static_cast<int64_t>(min(row, end - 1)) * p.dim + d;
-        if constexpr (kAligned) {
-            return load_vec<uint32_t, 4>(reinterpret_cast<const uint32_t*>(from));
-        } else {
-            Vec<T, 8> x;
+        return load_vec<uint32_t, 4>(reinterpret_cast<const uint32_t*>(rows + static_cast<int64_t>(min(row, end - 1)) * p.dim + d));
+    }
+
+    // Piece c of the keys key + g and key + g + 8.
+    NXRT_DEVICE void load_key(Piece (&to)[2], int key, int c) const {
+        const int d = c * 32 + t * 8;
 #pragma unroll
-            for (int i = 0; i < 8; ++i) x[i] = from[i];
-            return *reinterpret_cast<const Piece*>(&x);
+        for (int i = 0; i < 2; ++i) {
+            to[i] = {};
+            if (!kTail || d < static_cast<int>(p.dim)) to[i] = load(keys, key + g + 8 * i, d);
         }
     }
 
+    NXRT_DEVICE void load_value(Piece (&to)[4], int key, int c) const {
+        // What lies behind the head is never stored.
+        const int d = kTail ? min(c * 64 + g * 8, static_cast<int>(p.dim) - 8) : c * 64 + g * 8;
+#pragma unroll
+        for (int i = 0; i < 4; ++i) to[i] = load(values, key + 2 * t + i % 2 + i / 2 * 8, d);
+    }
+
     NXRT_DEVICE void load_keys(int key) {
+        if constexpr (kAhead) {
+            if (key >= end) return;
 #pragma unroll
-        for (int c = 0; c < 2 * kBlocks; ++c) {
-            const int d = c * 32 + t * 8;
-#pragma unroll
-            for (int i = 0; i < 2; ++i) {
-                k[c][i] = {};
-                if (!kTail || d < static_cast<int>(p.dim)) k[c][i] = load(keys, key + g + 8 * i, d);
-            }
+            for (int c = 0; c < 2 * kBlocks; ++c) load_key(k[c], key, c);
         }
     }
 
     NXRT_DEVICE void load_values(int key) {
+        if constexpr (kAhead) {
+            if (key >= end) return;
 #pragma unroll
-        for (int c = 0; c < kBlocks; ++c) {
-            // What lies behind the head is never stored.
-            const int d = kTail ? min(c * 64 + g * 8, static_cast<int>(p.dim) - 8) : c * 64 + g * 8;
-#pragma unroll
-            for (int i = 0; i < 4; ++i) v[c][i] = load(values, key + 2 * t + i % 2 + i / 2 * 8, d);
+            for (int c = 0; c < kBlocks; ++c) load_value(v[c], key, c);
         }
     }
 
@@ -91,14 +96,16 @@ struct Halves {
 #pragma unroll
         for (int c = 0; c < 2 * kBlocks; ++c) {
             const Piece q = load_vec<uint32_t, 4>(reinterpret_cast<const uint32_t*>(query + g * pitch + c * 32 + t * 8));
+            Piece(&keys_here)[2] = k[kAhead ? c : 0];
+            if constexpr (!kAhead) load_key(keys_here, key, c);
 #pragma unroll
             for (int i = 0; i < 2; ++i) {
-                const uint32_t a[4] = {k[c][0][2 * i], k[c][1][2 * i], k[c][0][2 * i + 1], k[c][1][2 * i + 1]};
+                const uint32_t a[4] = {keys_here[0][2 * i], keys_here[1][2 * i], keys_here[0][2 * i + 1], keys_here[1][2 * i + 1]};
                 const uint32_t b[2] = {q[2 * i], q[2 * i + 1]};
                 mma_m16n8k16<T>(scores[c % 2 * 2 + i], a, b);
             }
         }
-        if (next < end) load_keys(next);
+        load_keys(next);
         float s[4];
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
@@ -109,14 +116,16 @@ struct Halves {
         softmax(s, weights);
 #pragma unroll
         for (int c = 0; c < kBlocks; ++c) {
+            Piece(&x)[4] = v[kAhead ? c : 0];
+            if constexpr (!kAhead) load_value(x, key, c);
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
-                const uint32_t a[4] = {prmt(v[c][0][i], v[c][1][i], 0x5410), prmt(v[c][0][i], v[c][1][i], 0x7632),
-                                       prmt(v[c][2][i], v[c][3][i], 0x5410), prmt(v[c][2][i], v[c][3][i], 0x7632)};
+                const uint32_t a[4] = {prmt(x[0][i], x[1][i], 0x5410), prmt(x[0][i], x[1][i], 0x7632),
+                                       prmt(x[2][i], x[3][i], 0x5410), prmt(x[2][i], x[3][i], 0x7632)};
                 mma_m16n8k16<T>(acc[c][i], a, weights);
             }
         }
-        if (next < end) load_values(next);
+        load_values(next);
     }
 
     // Scores of keys g and g + 8 for two heads become weights of keys 2 t, ... for head g.
@@ -161,7 +170,6 @@ struct Halves {
         }
     }
 
-    // `to` gives a head's place (null: there is no such head), `factor` what its sums are multiplied by.
     template <class To, class Factor>
     NXRT_DEVICE void put(To to, Factor factor) const {
 #pragma unroll
@@ -184,15 +192,12 @@ struct Halves {
     }
 };
 
-#define MIXER(type, T, blocks, tail, name)                                                   \
-    template <bool kAligned>                                                                 \
-    using Core_##type##_##name = Halves<T, blocks, tail, kAligned>;                          \
-    NXRT_KERNEL(mix_##type##_##name, MixerParams, (mix<Core_##type##_##name>), kThreads)
-#define TYPE(type, T)                    \
-    MIXER(type, T, 1, false, 64)         \
-    MIXER(type, T, 2, false, 128)        \
-    MIXER(type, T, 4, false, 256)        \
-    MIXER(type, T, 2, true, to_128)      \
-    MIXER(type, T, 4, true, to_256)
+#define MIXER(type, T, blocks, tail, name) NXRT_KERNEL(mix_##type##_##name, MixerParams, (mix<Halves<T, blocks, tail>>), kThreads)
+#define TYPE(type, T)            \
+    MIXER(type, T, 1, false, 64)  \
+    MIXER(type, T, 2, false, 128) \
+    MIXER(type, T, 4, false, 256) \
+    MIXER(type, T, 4, true, to_256) \
+    MIXER(type, T, 8, true, to_512)
 TYPE(f16, half)
 TYPE(bf16, bf16)

@@ -35,7 +35,7 @@ const WARPS: usize = 8;
 /// The most parts that a block joins (`kMostParts`).
 const MOST_PARTS: usize = 128;
 /// Shared memory that the kernels have besides what a launch asks for.
-const STATIC_SHARED: usize = 20 << 10;
+const STATIC_SHARED: usize = 32 << 10;
 
 /// Positions of the angles, as in `mixer.cuh`.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -63,12 +63,13 @@ struct Variant {
 fn variants(device: &Device, dtype: DType) -> Result<Vec<Variant>> {
     let t = suffix(dtype);
     let bounds: &[(&str, usize, usize)] = match dtype {
-        DType::F32 => return Ok(Vec::new()),
-        _ => &[("64", 64, 64), ("128", 128, 128), ("256", 256, 256), ("to_128", 8, 128), ("to_256", 8, 256)],
+        DType::F32 => &[("to_128", 8, 128), ("to_256", 8, 256)],
+        _ => &[("64", 64, 64), ("128", 128, 128), ("256", 256, 256), ("to_256", 8, 256), ("to_512", 8, 512)],
     };
+    let (image, rows, tile) = if dtype == DType::F32 { ("floats", 4, 8) } else { ("halves", 8, 16) };
     let variant = |&(name, from, to): &(&str, usize, usize)| {
-        let function = device.function("fuse_attention_mixer_halves", &format!("mix_{t}_{name}"))?;
-        Ok(Variant { dims: (from, to), rows: 8, granule: 16 * WARPS, function })
+        let function = device.function(&format!("fuse_attention_mixer_{image}"), &format!("mix_{t}_{name}"))?;
+        Ok(Variant { dims: (from, to), rows, granule: tile * WARPS, function })
     };
     bounds.iter().map(variant).collect()
 }

@@ -185,7 +185,80 @@ NXRT_DEVICE void prepare_row(const MixerParams& p, const T* from, const T* weigh
     }
 }
 
-// Core: how a warp takes kTile keys at a time, for kRows query heads of at most kWide elements.
+// A Core is how a warp takes kTile keys at a time, for kRows query heads of at most kWide elements. This one takes them one by
+// one, wherever they lie.
+template <class T, int kRows, int kWide, int kTile>
+struct Plain {
+    static constexpr int kN = kWide / static_cast<int>(kWarpSize);
+
+    const MixerParams& p;
+    const T *keys, *values;
+    int end;
+    float acc[kRows][kN] = {};
+    float top[kRows], sum[kRows] = {};
+
+    NXRT_DEVICE Plain(const MixerParams& params, const T* all_keys, const T* all_values, int end_of_keys)
+        : p(params), keys(all_keys), values(all_values), end(end_of_keys) {
+#pragma unroll
+        for (int r = 0; r < kRows; ++r) top[r] = kHidden;
+    }
+
+    static NXRT_DEVICE int place(int i) { return static_cast<int>(lane_id()) + i * static_cast<int>(kWarpSize); }
+
+    NXRT_DEVICE void read(const T* rows, int row, float (&x)[kN]) const {
+#pragma unroll
+        for (int i = 0; i < kN; ++i) x[i] = place(i) < static_cast<int>(p.dim) ? to_float(rows[static_cast<int64_t>(row) * p.dim + place(i)]) : 0.0f;
+    }
+
+    NXRT_DEVICE void begin(int) {}
+
+    NXRT_DEVICE void step(const T* query, int pitch, int first, int) {
+#pragma unroll 1
+        for (int key = first; key < min(first + kTile, end); ++key) {
+            float k[kN], v[kN];
+            read(keys, key, k);
+            read(values, key, v);
+#pragma unroll
+            for (int r = 0; r < kRows; ++r) {
+                float dot = 0.0f;
+#pragma unroll
+                for (int i = 0; i < kN; ++i) dot += to_float(query[r * pitch + place(i)]) * k[i];
+                const float s = score_of(p, warp_sum(dot)), high = fmaxf(top[r], s);
+                const float shrink = shrink_of(top[r], high), weight = shrink_of(s, high);
+                top[r] = high;
+                sum[r] = sum[r] * shrink + weight;
+#pragma unroll
+                for (int i = 0; i < kN; ++i) acc[r][i] = acc[r][i] * shrink + weight * v[i];
+            }
+        }
+    }
+
+    // Maxima and sums of the rows.
+    NXRT_DEVICE void publish(float* tops, float* totals) const {
+#pragma unroll
+        for (int r = 0; r < kRows; ++r) {
+            tops[r] = top[r];
+            totals[r] = sum[r];
+        }
+    }
+
+    // `to` gives a row's place (null: there is no such row), `factor` what its sums are multiplied by.
+    template <class To, class Factor>
+    NXRT_DEVICE void put(To to, Factor factor) const {
+#pragma unroll
+        for (int r = 0; r < kRows; ++r) {
+            float* row = to(r);
+            if (row == nullptr) continue;
+            const float by = factor(r);
+#pragma unroll
+            for (int i = 0; i < kN; ++i) {
+                if (place(i) < static_cast<int>(p.dim)) row[place(i)] = acc[r][i] * by;
+            }
+        }
+    }
+};
+
+// Core reads keys and values 16 bytes at a time.
 template <class Core>
 struct Mixer {
     using T = typename Core::Type;
@@ -286,31 +359,43 @@ struct Mixer {
 
     NXRT_DEVICE float* sums_of(int source, int r) const { return sums + (source * rows + r) * (static_cast<int>(p.dim) + 4); }
 
-    // Attention over this block's part, then `emit`.
+    NXRT_DEVICE const T* past(const void* cache) const { return static_cast<const T*>(cache) + row_in(p.lengths.past, 0); }
+    NXRT_DEVICE int first_key() const { return part().start + static_cast<int>(warp_id()) * kTile; }
+
+    // Attention over this block's part.
     NXRT_DEVICE void attend() const {
-        const KeyRange range = part();
-        Core core(p, static_cast<const T*>(p.past_key) + row_in(p.lengths.past, 0),
-                  static_cast<const T*>(p.past_value) + row_in(p.lengths.past, 0), range.end);
-        int key = range.start + static_cast<int>(warp_id()) * kTile;
-        const bool has_keys = key < range.end;
-        if (has_keys) core.begin(key);
+        const bool aligned = ((reinterpret_cast<uintptr_t>(p.past_key) | reinterpret_cast<uintptr_t>(p.past_value)) & 15) == 0;
+        Core core(p, past(p.past_key), past(p.past_value), part().end);
+        if (aligned && first_key() < part().end) core.begin(first_key());
         Angles<T, kWide / 64> angles;
         angles.load(p, span, b);
         prepare(angles);
         __syncthreads();
         if (sees_new()) score_new_key();
-        for (; key < range.end; key += kWarps * kTile) core.step(shared.query, kPitch, key, key + kWarps * kTile);
-        if (has_keys) core.publish(shared.top[warp_id()], shared.sum[warp_id()]);
-        __syncthreads();
-        if (has_keys) core.put([&](int r) { return r < rows ? sums_of(warp_id(), r) : nullptr; },
-                               [&](int r) { return shrink_of(shared.top[warp_id()][r], top_of(r)); });
-        __syncthreads();
+        if (aligned) {
+            take(core);
+        } else {
+            take(Plain<T, kRows, kWide, kTile>(p, past(p.past_key), past(p.past_value), part().end));
+        }
         if (parts == 1) {
             emit(busy(), [&](int r) { return top_of(r); }, [&](int r, float top) { return sum_of(r, top); });
         } else {
             leave();
             if (is_last()) join();
         }
+    }
+
+    // Leaves the warps' sums, all relative to the block's maxima, in shared memory.
+    template <class Any>
+    NXRT_DEVICE void take(Any&& core) const {
+        const int end = part().end;
+        for (int key = first_key(); key < end; key += kWarps * kTile) core.step(shared.query, kPitch, key, key + kWarps * kTile);
+        const bool has_keys = first_key() < end;
+        if (has_keys) core.publish(shared.top[warp_id()], shared.sum[warp_id()]);
+        __syncthreads();
+        if (has_keys) core.put([&](int r) { return r < rows ? sums_of(warp_id(), r) : nullptr; },
+                               [&](int r) { return shrink_of(shared.top[warp_id()][r], top_of(r)); });
+        __syncthreads();
     }
 
     NXRT_DEVICE float sum_of(int r, float top) const {
@@ -468,26 +553,15 @@ struct Mixer {
     }
 };
 
-// CoreOf<true> reads keys and values 16 bytes at a time.
-template <template <bool> class CoreOf>
+template <class Core>
 NXRT_DEVICE void mix(const MixerParams& p) {
-    using Wide = Mixer<CoreOf<true>>;
-    using Narrow = Mixer<CoreOf<false>>;
-    NXRT_SHARED typename Wide::Shared shared;
-    static_assert(sizeof(shared) == sizeof(typename Narrow::Shared), "both have the same shared memory");
+    NXRT_SHARED typename Mixer<Core>::Shared shared;
     NXRT_DYNAMIC_SHARED(float, sums);
-    const Wide wide = Wide::of(p, shared, sums);
-    if (wide.split < wide.parts) {
-        const bool aligned = ((reinterpret_cast<uintptr_t>(p.past_key) | reinterpret_cast<uintptr_t>(p.past_value)) & 15) == 0;
-        if (aligned) {
-            wide.attend();
-        } else {
-            Narrow::of(p, reinterpret_cast<typename Narrow::Shared&>(shared), sums).attend();
-        }
-    }
-    if (!wide.whole()) return;
-    wide.keep(p.past_key, p.keys);
-    wide.keep(p.past_value, p.values);
+    const Mixer<Core> mixer = Mixer<Core>::of(p, shared, sums);
+    if (mixer.split < mixer.parts) mixer.attend();
+    if (!mixer.whole()) return;
+    mixer.keep(p.past_key, p.keys);
+    mixer.keep(p.past_value, p.values);
 }
 
 }  // namespace nxrt
