@@ -130,9 +130,13 @@ def test_both_drives_of_a_graph(fixture):
     # One graph for the prompt, one for all tokens, and one more where the mask outgrows its bucket.
     assert ours["counters"]["captures"] <= 3 and ours["counters"]["eager_runs"] == 0
     assert (off["counters"]["captures"], off["counters"]["replays"]) == (0, 0)
-    if fixture.steps[0][0].get("position_ids", np.zeros(0)).ndim == 3:
-        pytest.xfail("genai 0.18 gives such a model new positions and a longer mask each step: ORT's replay sees neither")
     managed = run_genai(fixture, prompts, tokens=tokens, option="enable_cuda_graph=1")
     assert managed["tokens"] == ours["tokens"]
-    # All tokens but the prompt's and the one that captured.
-    assert (managed["counters"]["captures"], managed["counters"]["managed_replays"]) == (2, tokens - 2)
+    counters = managed["counters"]
+    if fixture.steps[0][0].get("position_ids", np.zeros(0)).ndim == 3:
+        # genai 0.18 gives such a model new positions and a longer mask each step: ORT must not replay, but when genai
+        # repeats its first one.
+        assert counters["captures"] <= 2 and counters["managed_replays"] <= 1
+    else:
+        # The prompt runs without a graph, and one token captures.
+        assert (counters["captures"], counters["managed_replays"]) == (1, tokens - 2)
