@@ -148,6 +148,7 @@ impl ProductKernels {
                     (&self.gemv, gemv_shape(&params.w, [steps, batch], chunks, cx.device(), 0))
                 }
             };
+            // They read the first weights before they wait for the launches in front.
             return cx.push(function, LaunchShape { overlap: constant, ..shape }, params);
         }
         let sms = cx.device().multiprocessors() as usize;
@@ -156,7 +157,7 @@ impl ProductKernels {
         let large = fits && m > 64 && self.large.blocks(m, n) * batch >= sms;
         let tiles = if large { &self.large } else { &self.small };
         let grid = [tiles.blocks(m, n) as u32, 1, batch as u32];
-        let shape = LaunchShape { grid, block: [128, 1, 1], shared: tiles.shared, overlap: false };
+        let shape = LaunchShape { grid, block: [128, 1, 1], shared: tiles.shared, overlap: true };
         cx.push(&tiles.function, shape, params)
     }
 }
@@ -185,5 +186,5 @@ pub fn gemv_shape(w: &Weights, layers: [usize; 2], chunks: usize, device: &Devic
     let resident = sms * (32 / warps).min(by_shared as usize);
     let rounds = w.tiles().div_ceil(resident.div_ceil(layer_count)).max(1);
     let grid = [w.tiles().div_ceil(rounds) as u32, layers[0] as u32, layers[1] as u32];
-    LaunchShape { grid, block: [32 * warps as u32, 1, 1], shared, overlap: false }
+    LaunchShape { grid, block: [32 * warps as u32, 1, 1], shared, overlap: true }
 }

@@ -67,6 +67,11 @@ impl Weights {
         Self { chunks: 0, ..self }
     }
 
+    /// The 16-bit matrix `bytes` further on.
+    pub fn plus(self, bytes: usize) -> Self {
+        Self { data: self.data.plus(bytes), ..self }
+    }
+
     /// Rows (output features).
     pub fn n(&self) -> usize {
         self.n as usize
