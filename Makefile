@@ -25,6 +25,8 @@ FUZZ_SEED ?= 0
 # Only `make check` may need it.
 APT := apt-get update -qq && apt-get install -qq -y --no-install-recommends
 PYTEST_ARGS ?= -n 2 --dist worksteal
+# pytest's workers share the cores: numpy's products must not wait on all of them.
+export OPENBLAS_NUM_THREADS := 1
 
 # What the wheels are made from.
 sources = Cargo.toml Cargo.lock build.rs $(shell find abi kernels python/common $(1) -type f \

@@ -158,8 +158,7 @@ NXRT_DEVICE void gemv(const ProductParams& p) {
     x += uint64_t(row) * p.x_row;
     const bool wide = (reinterpret_cast<uintptr_t>(p.x) | p.x_row * 2 | w.k * 2 | p.batch.x_matrix * 2) % 16 == 0;
 
-    // Constant weights are on their way before the kernel in front has written x.
-    if (!p.constant) grid_dependency_wait();
+    // Weights never change: the first ones are on their way before the kernel in front has written x.
     G current;
     current.load(w, blockIdx.x, first);
     grid_dependency_wait();

@@ -120,7 +120,8 @@ impl<'a> LaunchCx<'a> {
         (4 * n <= COUNTER_BYTES).then(|| DevPtr::new(Base::Workspace, 0))
     }
 
-    /// Appends a launch; it runs after all launches before it. A grid without blocks is left out.
+    /// Appends a launch; it runs after all launches before it. A grid without blocks is left out. `shape.overlap` says
+    /// whether it may begin, up to its wait, before those have ended; the device's option forbids it.
     ///
     /// # Errors
     /// When the device does not have that much shared memory a block.
@@ -134,7 +135,7 @@ impl<'a> LaunchCx<'a> {
             ));
         }
         function.set_shared_limit(shape.shared)?;
-        let shape = LaunchShape { overlap: self.device.overlap(), ..shape };
+        let shape = LaunchShape { overlap: shape.overlap && self.device.overlap(), ..shape };
         if shape.grid.iter().all(|&n| n > 0) {
             self.launches.push(Launch::new(function, shape, params));
         }
@@ -151,7 +152,7 @@ impl<'a> LaunchCx<'a> {
 /// a device needs.
 pub fn linear(blocks: usize, threads: u32) -> LaunchShape {
     let blocks = u32::try_from(blocks).ok().filter(|&n| n < 1 << 31).expect("a grid within the device's limit");
-    LaunchShape { grid: [blocks, 1, 1], block: [threads, 1, 1], shared: 0, overlap: false }
+    LaunchShape { grid: [blocks, 1, 1], block: [threads, 1, 1], shared: 0, overlap: true }
 }
 
 /// `f32`, `f16` or `bf16`: the part of a kernel's name that says its type.

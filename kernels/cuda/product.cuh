@@ -42,7 +42,7 @@ struct ProductParams {
     uint32_t m;
     uint32_t c_row, c_column;  // elements
     float alpha, beta;
-    uint32_t constant;  // nobody writes the weights: they may be read before the kernel in front has ended
+    uint32_t pad;
 };
 
 }  // namespace nxrt

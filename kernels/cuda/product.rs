@@ -45,8 +45,8 @@ kernel_params! {
         pub alpha: f32,
         /// Factor of `c`.
         pub beta: f32,
-        /// 1 when nobody writes the weights while the plan runs: a kernel may read them before the one in front has ended.
-        pub constant: u32,
+        /// Nothing.
+        pub pad: u32,
     }
 }
 
@@ -55,7 +55,7 @@ impl ProductParams {
     pub fn new(x: DevPtr, w: Weights, y: DevPtr, m: usize) -> Self {
         let x_row = w.k() as u64;
         let (c, batch) = (DevPtr::NULL, Batch::ONE);
-        Self { x, c, y, w, batch, x_row, m: m as u32, c_row: 0, c_column: 0, alpha: 1.0, beta: 1.0, constant: 0 }
+        Self { x, c, y, w, batch, x_row, m: m as u32, c_row: 0, c_column: 0, alpha: 1.0, beta: 1.0, pad: 0 }
     }
 
     /// Adds one value a column.
@@ -160,7 +160,8 @@ impl ProductKernels {
                 let groups = if self.bits == 16 { chunks } else { chunks.div_ceil(2) };
                 (&self.gemv, gemv_shape(tiles, groups, layers, cx.device(), 0))
             });
-            return cx.push(function, shape, &ProductParams { constant: u32::from(constant), ..*params });
+            // They read the first weights before they wait for the launches in front.
+            return cx.push(function, LaunchShape { overlap: constant, ..shape }, params);
         }
         let sms = cx.device().multiprocessors() as usize;
         let fits = self.large.shared <= cx.device().shared_limit();
@@ -168,7 +169,7 @@ impl ProductKernels {
         let large = fits && m > 64 && self.large.blocks(m, n) * batch >= sms;
         let tiles = if large { &self.large } else { &self.small };
         let grid = [tiles.blocks(m, n) as u32, 1, batch as u32];
-        let shape = LaunchShape { grid, block: [128, 1, 1], shared: tiles.shared, overlap: false };
+        let shape = LaunchShape { grid, block: [128, 1, 1], shared: tiles.shared, overlap: true };
         cx.push(&tiles.function, shape, params)
     }
 }
@@ -225,5 +226,5 @@ fn resident_shape(
     let resident = sms * (held / warps).max(1).min(by_shared as usize);
     let rounds = tiles.div_ceil(resident.div_ceil(layer_count)).max(1);
     let grid = [tiles.div_ceil(rounds) as u32, layers[0] as u32, layers[1] as u32];
-    LaunchShape { grid, block: [32 * warps as u32, 1, 1], shared, overlap: false }
+    LaunchShape { grid, block: [32 * warps as u32, 1, 1], shared, overlap: true }
 }

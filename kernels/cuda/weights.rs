@@ -72,6 +72,11 @@ impl Weights {
         [self.data, self.scales, self.zeros]
     }
 
+    /// The 16-bit matrix `bytes` further on.
+    pub fn plus(self, bytes: usize) -> Self {
+        Self { data: self.data.plus(bytes), ..self }
+    }
+
     /// Rows (output features).
     pub fn n(&self) -> usize {
         self.n as usize

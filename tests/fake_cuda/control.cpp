@@ -136,6 +136,12 @@ void fake_cuda_descending(int on) {
     driver().settings.descending = on != 0;
 }
 
+// 0: the log holds only what is wrong.
+void fake_cuda_log_work(int on) {
+    const Guard guard(driver().lock);
+    driver().settings.log_work = on != 0;
+}
+
 // 0: parameters that look like stale or host pointers are not looked at.
 void fake_cuda_check_params(int on) {
     const Guard guard(driver().lock);

@@ -50,6 +50,10 @@ class FakeCuda:
         """Names of the kernels that have run, in order."""
         return [line.split()[1] for line in self.log().splitlines() if line.startswith("kernel ")]
 
+    def overlapping(self):
+        """Names of the kernels that were allowed to begin before the one in front had ended."""
+        return [line.split()[1] for line in self.log().splitlines() if line.startswith("overlap ")]
+
     def counter(self, name):
         value = self._counter(name.encode())
         assert value != 2**64 - 1, f"no counter {name}"

@@ -23,7 +23,6 @@ constexpr size_t kMaxLog = size_t{8} << 20;
 
 void append(const char* prefix, const char* format, va_list arguments) {
     std::string& log = driver().log;
-    if (log.size() > kMaxLog) return;
     char line[1024];
     std::vsnprintf(line, sizeof line, format, arguments);
     log += prefix;
@@ -34,6 +33,7 @@ void append(const char* prefix, const char* format, va_list arguments) {
 }  // namespace
 
 void log(const char* format, ...) {
+    if (!driver().settings.log_work || driver().log.size() > kMaxLog) return;
     va_list arguments;
     va_start(arguments, format);
     append("", format, arguments);

@@ -185,6 +185,7 @@ struct Settings {
     bool eager = false;
     bool descending = false;
     bool check_params = true;
+    bool log_work = true;
 };
 
 struct Counters {

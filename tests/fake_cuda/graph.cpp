@@ -253,6 +253,9 @@ CUresult CUDAAPI cuGraphAddDependencies(CUgraph graph_handle, const CUgraphNode*
         const auto node = driver().nodes.get(to[i]);
         NXRT_REQUIRE(node != nullptr && node->graph == graph.get(), CUDA_ERROR_INVALID_VALUE, "not a node of the graph");
         const CUresult result = edges_of(call, *graph, from + i, data != nullptr ? data + i : nullptr, 1, &node->edges);
+        const auto* kernel = std::get_if<KernelCall>(&node->work);
+        if (kernel != nullptr && data != nullptr && data[i].type == CU_GRAPH_DEPENDENCY_TYPE_PROGRAMMATIC)
+            log("overlap %s", kernel->function->name.c_str());
         if (result != CUDA_SUCCESS) return result;
     }
     return CUDA_SUCCESS;

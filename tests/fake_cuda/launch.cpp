@@ -373,6 +373,8 @@ CUresult CUDAAPI cuLaunchKernelEx(const CUlaunchConfig* config, CUfunction funct
             NXRT_REQUIRE(id == CU_LAUNCH_ATTRIBUTE_IGNORE || id == CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION ||
                              id == CU_LAUNCH_ATTRIBUTE_PRIORITY || id == CU_LAUNCH_ATTRIBUTE_ACCESS_POLICY_WINDOW,
                          CUDA_ERROR_NOT_SUPPORTED, "launch attribute %d is not emulated", id);
+            if (id != CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION) continue;
+            if (const auto f = driver().functions.get(function); f != nullptr) log("overlap %s", f->name.c_str());
         }
     }
     return cuLaunchKernel(function, config->gridDimX, config->gridDimY, config->gridDimZ, config->blockDimX, config->blockDimY,

@@ -69,6 +69,8 @@ def normal(rng: np.random.Generator, shape, dtype=F32, scale: float = 1.0) -> np
 def session_options(**entries: str) -> ort.SessionOptions:
     options = ort.SessionOptions()
     options.log_severity_level = 3
+    # Tests run side by side: threads that wait leave the cores to others.
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     for key, value in entries.items():
         options.add_session_config_entry(key, value)
     return options

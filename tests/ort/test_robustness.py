@@ -14,6 +14,7 @@ import pytest
 import harness
 import models
 from models import Decoder, assert_step
+from target import STATE
 
 MODEL = "qwen35-tiny-genai-int4-cuda"
 ALL_KINDS = ("qwen35-tiny-genai-int4-cpu", "qwen35-tiny-genai-int4-cuda-gdn", "qwen3-tiny-genai-int4-cpu",
@@ -79,27 +80,38 @@ def test_eight_threads_on_one_session(name, intra_op, unpacked):
         raise failures[0]
 
 
+@pytest.fixture
+def short_log():
+    """The fake driver's log does not grow with the work."""
+    if STATE.fake:
+        STATE.fake.log_work(0)
+    yield
+    if STATE.fake:
+        STATE.fake.log_work(1)
+
+
 @pytest.mark.parametrize("shared", [True, False], ids=["shared", "growing"])
-def test_requests_of_varied_length_keep_memory_flat(rng, shared, unpacked):
-    """200 requests, prompts of 1 to 60 tokens: resident memory after the first 100 does not grow by the rest."""
+def test_requests_of_varied_length_keep_memory_flat(rng, shared, unpacked, short_log):
+    """Requests with prompts of varied length: resident memory after the first half does not grow by the rest."""
     fixture = unpacked(MODEL)
     session = open_session(fixture)
+    # Without a GPU long prompts take their time.
+    requests, longest = (40, 12) if STATE.fake else (100, 60)
 
-    def request():
-        decoder = Decoder(session, fixture.steps, capacity=128 if shared else None)
-        decoder.step(rng.integers(3, 480, (1, int(rng.integers(1, 61)))), shared=shared)
-        for _ in range(int(rng.integers(1, 6))):
-            decoder.step(rng.integers(3, 480, (1, 1)), shared=shared)
+    def serve():
+        for _ in range(requests):
+            decoder = Decoder(session, fixture.steps, capacity=128 if shared else None)
+            decoder.step(rng.integers(3, 480, (1, int(rng.integers(1, longest + 1)))), shared=shared)
+            for _ in range(int(rng.integers(1, 6))):
+                decoder.step(rng.integers(3, 480, (1, 1)), shared=shared)
 
-    for _ in range(100):
-        request()
+    serve()
     before = resident()
-    for _ in range(100):
-        request()
-    assert resident() - before < 4 << 20, f"grew by {(resident() - before) / 1e6:.1f} MB in 100 requests"
+    serve()
+    assert resident() - before < requests * 40_000, f"grew by {(resident() - before) / 1e6:.1f} MB in {requests} requests"
 
 
-def test_sessions_give_their_memory_back(unpacked):
+def test_sessions_give_their_memory_back(unpacked, short_log):
     fixture = unpacked(MODEL)
     for _ in range(10):
         open_session(fixture).run(None, feed_of(fixture))
@@ -150,6 +162,8 @@ def hostile_feeds(fixture):
 # Where the definition gives an answer, it is as good: GatherBlockQuantized has zeros for a row out of range, and a
 # cache with more rows than the mask asks for is a shared buffer.
 MAY_ANSWER = ("mask_shorter_than_the_cache", "token_beyond_the_vocabulary", "huge_token", "very_negative_token")
+# A GPU cannot report what a tensor holds: these lengths must only do no harm.
+MAY_ANSWER_ON_CUDA = ("mask_that_sums_to_a_huge_length", "mask_that_sums_to_a_negative_length")
 
 
 @pytest.mark.parametrize("name", ALL_KINDS)
@@ -168,7 +182,7 @@ def test_hostile_inputs_are_errors_and_lose_nothing(name, unpacked):
             if not named or "internal error" in text or "panic" in text:
                 failures.append(f"{what}: the error names no node: {text[:300]}")
         else:
-            if what not in MAY_ANSWER:
+            if what not in MAY_ANSWER and not (harness.on_cuda() and what in MAY_ANSWER_ON_CUDA):
                 failures.append(f"{what}: no error")
         got = dict(zip([o.name for o in session.get_outputs()], session.run(None, feed_of(fixture))))
         assert_step(fixture, got, fixture.steps[0][1], f"after {what}")

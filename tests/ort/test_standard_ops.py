@@ -27,7 +27,7 @@ def run(op, inputs, expected, attrs=None, **how):
     outputs = len(expected)
     probe = harness.build_node(
         op, inputs, attrs, outputs=outputs, out_types=how.get("out_types"), opset=how.get("opset", 21), dynamic=False,
-        initializers=how.get("initializers", ()),
+        initializers=how.get("initializers", ()), domain=how.get("domain", ""),
     )
     how.setdefault("opset", 21)
     check(op, inputs, expected, attrs, ort_cpu=supported_by_ort_cpu(probe), **how)

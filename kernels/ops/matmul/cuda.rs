@@ -131,14 +131,15 @@ impl DeviceKernel for Halves {
         let Some(out) = cx.output(0).filter(|out| !out.is_empty()) else { return Ok(()) };
         let b_shape = self.packed.as_ref().map_or_else(|| b.map_or(&[][..], |b| b.shape), |packed| &packed.shape);
         let p = Problem::new(&self.spec, a.shape, b_shape, out.shape);
-        let batch = batch(cx, &p)?;
+        let size = Shape { n: p.n, k: p.k, bits: 16 };
         let w = match &self.packed {
-            Some(packed) => Weights::halves(&Shape { n: p.n, k: p.k, bits: 16 }, packed.buffer.ptr()),
+            Some(packed) => Weights::halves(&size, packed.buffer.ptr()),
             None => self.fragments(cx, &p, b_shape)?,
         };
         let x = if self.spec.trans_a && a.shape.len() > 1 { self.turned(cx, &p)? } else { a.ptr };
         let (c, (c_row, c_column)) = addend(cx);
-        for (batch, count) in layers(batch, p.batch) {
+        for Layer { batch, count, before } in layers(&p) {
+            let (x, w) = (x.plus(before[0] * p.m * p.k * 2), w.plus(before[1] * size.bytes()));
             let params = ProductParams {
                 c,
                 batch,
@@ -146,7 +147,7 @@ impl DeviceKernel for Halves {
                 c_column,
                 alpha: self.spec.alpha,
                 beta: self.spec.beta,
-                ..ProductParams::new(x, w, out.ptr, p.m)
+                ..ProductParams::new(x, w, out.ptr.plus(before[2] * p.m * p.n * 2), p.m)
             };
             self.kernels.push(cx, &params, count, self.packed.is_some())?;
         }
@@ -162,22 +163,30 @@ fn addend(cx: &LaunchCx<'_>) -> (DevPtr, (u32, u32)) {
     })
 }
 
-/// The batch of a problem.
-fn batch(cx: &LaunchCx<'_>, p: &Problem<'_>) -> Result<Batch> {
-    p.cuda_batch().ok_or_else(|| {
-        let expected = format!("batch dims that fold into {} at most", crate::cuda::BATCH_RANK);
-        cx.error("inputs 0 and 1", "batch dims that broadcast in too many ways", expected)
-    })
+/// Some products of a problem, for one launch.
+struct Layer {
+    batch: Batch,
+    count: usize,
+    /// Matrices of A, of B and of the output in front of theirs.
+    before: [usize; 3],
 }
 
-/// A batch in as many launches as the grid's depth asks for, and how many products each has.
-fn layers(batch: Batch, count: usize) -> impl Iterator<Item = (Batch, usize)> {
+/// As few as the grid's depth allows; each product its own where the batch's dims broadcast in too many ways to fold.
+fn layers(p: &Problem<'_>) -> Vec<Layer> {
     const DEPTH: usize = 65535;
-    (0..count).step_by(DEPTH).map(move |first| {
-        let mut b = batch;
-        b.first = first as u32;
-        (b, DEPTH.min(count - first))
-    })
+    let Some(batch) = p.cuda_batch() else {
+        let alone = |i| {
+            let (a, b) = p.operands(i);
+            Layer { batch: Batch::ONE, count: 1, before: [a, b, i] }
+        };
+        return (0..p.batch).map(alone).collect();
+    };
+    let from = |first: usize| {
+        let mut batch = batch;
+        batch.first = first as u32;
+        Layer { batch, count: DEPTH.min(p.batch - first), before: [0; 3] }
+    };
+    (0..p.batch).step_by(DEPTH).map(from).collect()
 }
 
 impl Halves {
@@ -282,12 +291,13 @@ impl DeviceKernel for Strided {
         let Some(out) = cx.output(0).filter(|out| !out.is_empty()) else { return Ok(()) };
         let p = Problem::new(&self.spec, a.shape, b.shape, out.shape);
         let (c, (c_row, c_column)) = addend(cx);
-        for (batch, count) in layers(batch(cx, &p)?, p.batch) {
+        let bytes = |elements: usize| a.dtype.bytes(elements).unwrap_or(0);
+        for Layer { batch, count, before } in layers(&p) {
             let params = StridedParams {
-                x: a.ptr,
-                w: b.ptr,
+                x: a.ptr.plus(bytes(before[0] * p.m * p.k)),
+                w: b.ptr.plus(bytes(before[1] * p.k * p.n)),
                 c,
-                y: out.ptr,
+                y: out.ptr.plus(bytes(before[2] * p.m * p.n)),
                 batch,
                 w_matrix: (p.k * p.n) as u64,
                 x_row: p.a.row as u64,
