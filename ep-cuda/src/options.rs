@@ -39,7 +39,7 @@ pub const OPTIONS: &[OptionDef] = &[
     OptionDef {
         name: "launch_overlap",
         kind: Kind::Bool,
-        default: "0",
+        default: "1",
         help: "Whether a kernel may start before its predecessor has ended (compute capability 9.0 and up)",
     },
     OptionDef {
@@ -201,7 +201,7 @@ mod tests {
             memory_limit: 0,
             fusion: true,
             shared_memory_limit: 0,
-            launch_overlap: false,
+            launch_overlap: true,
             user_stream: None,
             ignored: vec![],
         };
@@ -222,7 +222,7 @@ mod tests {
             memory_limit: 12_345_678_901,
             fusion: false,
             shared_memory_limit: 49152,
-            launch_overlap: false,
+            launch_overlap: true,
             user_stream: Some(0x8000_0000_0000),
             ignored: vec![],
         };
