@@ -69,7 +69,6 @@ pub const SHORT: usize = 128;
 /// As in `mixer.cu`.
 const HEAD_THREADS: usize = 512;
 const MOST_SIZE: usize = 256;
-const TAPS: usize = 8;
 /// GatedDeltaNet's norm adds this to the squares.
 const L2_EPSILON: f32 = 1e-12;
 
@@ -231,7 +230,7 @@ impl Fused {
     fn base(&self, members: &Members<'_, '_>, sizes: &Sizes, parts: &[Part; 3]) -> Option<MixerParams> {
         let core = members.of(self.mixer.core)?;
         let [query, key, _] = &self.mixer.rows;
-        let norms = [self.row_norm(members, query, 0, sizes)?, self.row_norm(members, key, 1, sizes)?];
+        let norms = [self.row_norm(members, query, sizes)?, self.row_norm(members, key, sizes)?];
         let epsilon = if self.core.l2_norm { L2_EPSILON } else { 0.0 };
         let past = core.input(if self.core.delta_net { 6 } else { 3 });
         let output = members.of(self.mixer.last())?.output(0)?;
@@ -291,11 +290,9 @@ impl Fused {
     }
 
     /// Whether heads of a query or key are normalised; `None` when the norm is not one of heads.
-    fn row_norm(&self, members: &Members<'_, '_>, rows: &Rows, i: usize, sizes: &Sizes) -> Option<u32> {
+    fn row_norm(&self, members: &Members<'_, '_>, rows: &Rows, sizes: &Sizes) -> Option<u32> {
         let Some(id) = rows.norm else { return Some(u32::from(self.core.l2_norm)) };
-        let shape = members.input((id, 0))?.shape;
-        let last = axis(self.norm_axes[i], shape.len())? + 1 == shape.len();
-        (last && shape.last() == Some(&sizes.dk)).then_some(1)
+        (members.input((id, 0))?.shape.last() == Some(&sizes.dk)).then_some(1)
     }
 
     fn add_conv(&self, members: &Members<'_, '_>, sizes: &Sizes, params: &mut MixerParams) -> Option<()> {
@@ -303,7 +300,7 @@ impl Fused {
         let conv = members.of(id)?;
         let weight = self.of_type(conv.input(1)?)?;
         let &[channels, 1, taps] = weight.shape else { return None };
-        if !(1..=TAPS).contains(&taps) || channels != sizes.widths().iter().sum::<usize>() {
+        if channels != sizes.widths().iter().sum::<usize>() {
             return None;
         }
         let length = taps - 1;

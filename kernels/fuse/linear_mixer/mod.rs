@@ -126,9 +126,8 @@ struct Fused {
     norm: Norm,
     /// The permutation of each of the mixer's transposes.
     perms: Vec<Option<Vec<i64>>>,
-    /// The axis of the mixer's Split and of the norms of query and key.
+    /// The axis of the mixer's Split.
     split_axis: i64,
-    norm_axes: [i64; 2],
     mixer: Mixer,
     nodes: Vec<NodeId>,
 }
@@ -146,7 +145,7 @@ fn build(found: &Occurrence<'_>) -> Result<Built> {
     let (Some(name), Some(query)) = (kernel_name(&core), core.input(0)) else { return Ok(None) };
     let function = |name: &str| found.device.function("fuse_linear_mixer_mixer", name);
     let core = Core::of(&core);
-    let axis = |id: Option<NodeId>, default: i64| id.map_or(default, |id| node(id).int("axis", default));
+    let split = mixer.joint.as_ref().and_then(|joint| joint.split);
     let conv = mixer.conv().map(node);
     let norm = mixer.norm.map(node);
     Ok(Some(Box::new(Fused {
@@ -162,8 +161,7 @@ fn build(found: &Occurrence<'_>) -> Result<Built> {
             activation: norm.map_or(0, |norm| if norm.string("activation", "silu") == "sigmoid" { 2 } else { 1 }),
         },
         perms: mixer.transposes.iter().map(|&id| node(id).ints("perm").map(<[i64]>::to_vec)).collect(),
-        split_axis: axis(mixer.joint.as_ref().and_then(|joint| joint.split), 0),
-        norm_axes: [0, 1].map(|i: usize| axis(mixer.rows[i].norm, -1)),
+        split_axis: split.map_or(0, |id| node(id).int("axis", 0)),
         mixer,
         nodes: nodes.to_vec(),
     })))

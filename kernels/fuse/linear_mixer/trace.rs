@@ -3,11 +3,13 @@
 use crate::fact::Fact;
 use crate::op::{self, NodeCx};
 use crate::weights::Constant;
-use abi::{DType, Graph, NodeId, ValueId};
+use abi::{DType, Dim, Graph, NodeId, ValueId};
 use std::collections::HashSet;
 use std::sync::Arc;
 
 const MS: &str = "com.microsoft";
+/// The convolution's at most, as in `mixer.cu`.
+const TAPS: usize = 8;
 
 /// What a trace may walk over.
 pub struct Links<'a> {
@@ -160,7 +162,7 @@ impl<'l> Walk<'_, 'l> {
         while let Some(id) = self.producer(read) {
             let factor = |slot: usize| self.scalar((id, slot)).filter(|_| may_scale && norm.is_none());
             let mut next = (id, 0);
-            if self.is(id, "", "LpNormalization") && may_norm && norm.is_none() && self.node(id).int("p", 2) == 2 {
+            if may_norm && norm.is_none() && self.is_norm(id) {
                 norm = Some(id);
             } else if self.is(id, "", "Mul") && self.keeps_type(id) {
                 match (factor(0), factor(1)) {
@@ -178,6 +180,14 @@ impl<'l> Walk<'_, 'l> {
             read = next;
         }
         Some(Rows { read, value: self.read(read)?, norm, scale })
+    }
+
+    /// Whether `id` divides rows by their L2 norm, over the last axis.
+    fn is_norm(&self, id: NodeId) -> bool {
+        let node = self.node(id);
+        let rank = node.input(0).and_then(Fact::rank);
+        let last = |axis: i64| axis == -1 || rank.is_some_and(|rank| axis == rank as i64 - 1);
+        self.is(id, "", "LpNormalization") && node.int("p", 2) == 2 && last(node.int("axis", -1))
     }
 
     /// Whether a Mul by a constant gives the shape of its other operand.
@@ -224,7 +234,9 @@ impl<'l> Walk<'_, 'l> {
         };
         let constants = [1, 2].iter().all(|&slot| self.read((conv, slot)).is_none() || self.is_constant((conv, slot)));
         let makes_rows = self.links.graph.nodes[conv].outputs.first() == Some(&self.read(at));
-        if !constants || !makes_rows || self.node(conv).int("dilation", 1) != 1 {
+        let taps = self.node(conv).input(1).map_or(Dim::Unknown, |weight| weight.dim(-1));
+        let short = taps.known().is_some_and(|taps| (1..=TAPS).contains(&taps));
+        if !constants || !makes_rows || !short || self.node(conv).int("dilation", 1) != 1 {
             return None;
         }
         chain.push(conv);
