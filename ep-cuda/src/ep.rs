@@ -110,9 +110,8 @@ impl Ep for CudaEp {
         self.graphs.run_start(options.get(RUN_OPTION).as_deref())
     }
 
-    fn run_end(&self, _options: &RunOptions<'_>, _sync: bool) -> Result<()> {
-        self.graphs.run_end();
-        Ok(())
+    fn run_end(&self, _options: &RunOptions<'_>, sync: bool) -> Result<()> {
+        self.graphs.run_end(sync)
     }
 
     fn sync(&self) -> Result<()> {

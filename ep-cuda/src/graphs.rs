@@ -10,7 +10,7 @@ use crate::gpu::Gpu;
 use crate::replay::{Addresses, Replay};
 use abi::cuda::Stream;
 use abi::{Error, Result};
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -33,6 +33,8 @@ thread_local! {
     static WANTED: Cell<Wanted> = const { Cell::new(Wanted::Any) };
     /// The id whose Run this thread has just ended: ORT then asks whether it has a graph now, and runs again if not.
     static ENDED: Cell<Option<i32>> = const { Cell::new(None) };
+    /// The streams of the Run that this thread is in. ORT leaves it to an EP with graphs of its own to wait for them.
+    static STREAMS: RefCell<Vec<Stream>> = const { RefCell::new(Vec::new()) };
 }
 
 /// One session's graphs by id.
@@ -85,6 +87,7 @@ impl Graphs {
             expected: "an integer; -1 for a Run without a graph".into(),
         })?;
         ENDED.set(None);
+        STREAMS.take();
         WANTED.set(match id {
             _ if !self.managed => Wanted::Any,
             -1 => Wanted::No,
@@ -98,10 +101,22 @@ impl Graphs {
         Ok(())
     }
 
-    /// The end of a Run.
-    pub fn run_end(&self) {
+    /// The end of a Run. `sync`: its results must be there when this returns.
+    ///
+    /// # Errors
+    /// When work on the device has failed.
+    pub fn run_end(&self, sync: bool) -> Result<()> {
         if let Wanted::Kept(id) = WANTED.replace(Wanted::Any) {
             ENDED.set(Some(id));
+        }
+        let streams = STREAMS.take();
+        if sync { streams.iter().try_for_each(Stream::synchronize) } else { Ok(()) }
+    }
+
+    /// Takes note of a stream that this thread's Run uses.
+    pub fn uses(&self, stream: &Stream) {
+        if self.managed {
+            STREAMS.with_borrow_mut(|streams| streams.push(stream.clone()));
         }
     }
 

@@ -99,6 +99,7 @@ impl CompiledPlan {
         copies: bool,
     ) -> Result<()> {
         let (device, program) = (&self.device, &prepared.program);
+        self.graphs.uses(stream);
         match self.graphs.wanted() {
             _ if !self.use_graphs || stream.is_capturing()? => {
                 lane.lane.run_eagerly(device, stream, program, addresses)

@@ -149,31 +149,45 @@ NXRT_DEVICE float quick_block_sum(float x, float* shared32) {
     return total;
 }
 
-// Adds to a vector of a row what is skipped; the sum is what is normalised, as rounded.
-template <class T>
-NXRT_DEVICE Vec<T, 8> load_sum(const GroupedParams& p, uint64_t at) {
-    Vec<T, 8> v = load_vec<T, 8>(static_cast<const T*>(p.x) + at);
-    if (!p.skip) return v;
-    const Vec<T, 8> s = load_vec<T, 8>(static_cast<const T*>(p.skip) + at);
-#pragma unroll
-    for (int j = 0; j < 8; ++j) v[j] = from_float<T>(to_float(v[j]) + to_float(s[j]));
-    if (p.sum && blockIdx.x == 0) store_vec<T, 8>(static_cast<T*>(p.sum) + at, v);
-    return v;
-}
+// Eight elements of a row in float.
+struct Eight {
+    float v[8];
 
-template <class T>
-NXRT_DEVICE float squares_of(const Vec<T, 8>& v) {
-    float sum = 0;
+    NXRT_DEVICE float squares() const {
+        float sum = 0;
 #pragma unroll
-    for (int j = 0; j < 8; ++j) sum += to_float(v[j]) * to_float(v[j]);
+        for (int j = 0; j < 8; ++j) sum += v[j] * v[j];
+        return sum;
+    }
+    template <class T>
+    NXRT_DEVICE Vec<T, 8> rounded() const {
+        Vec<T, 8> to;
+#pragma unroll
+        for (int j = 0; j < 8; ++j) to[j] = from_float<T>(v[j]);
+        return to;
+    }
+    template <class T>
+    NXRT_DEVICE void scale(float inverse, const Vec<T, 8>& factor) {
+#pragma unroll
+        for (int j = 0; j < 8; ++j) v[j] *= inverse * to_float(factor[j]);
+    }
+};
+
+// The input's elements at `at`, what is skipped added.
+template <class T>
+NXRT_DEVICE Eight load_sum(const GroupedParams& p, uint64_t at) {
+    const Vec<T, 8> x = load_vec<T, 8>(static_cast<const T*>(p.x) + at);
+    Vec<T, 8> skip = {};
+    if (p.skip) skip = load_vec<T, 8>(static_cast<const T*>(p.skip) + at);
+    Eight sum;
+#pragma unroll
+    for (int j = 0; j < 8; ++j) sum.v[j] = to_float(x[j]) + (p.skip ? to_float(skip[j]) : 0.0f);
     return sum;
 }
 
 template <class T>
-NXRT_DEVICE Vec<T, 8> scaled(Vec<T, 8> v, float inverse, const Vec<T, 8>& factor) {
-#pragma unroll
-    for (int j = 0; j < 8; ++j) v[j] = from_float<T>(to_float(v[j]) * inverse * to_float(factor[j]));
-    return v;
+NXRT_DEVICE void store_sum(const GroupedParams& p, uint64_t at, const Eight& sum) {
+    if (p.sum && blockIdx.x == 0) store_vec<T, 8>(static_cast<T*>(p.sum) + at, sum.rounded<T>());
 }
 
 // One row m0 to shared memory, normalised: a vector a thread.
@@ -181,11 +195,13 @@ template <class T>
 NXRT_DEVICE void stage_row(const GroupedParams& p, T* to, uint32_t m0, float* shared32) {
     const unsigned i = threadIdx.x;
     const bool live = i < p.k / 8;
-    Vec<T, 8> v = {}, factor = {};
+    Eight v = {};
+    Vec<T, 8> factor = {};
     if (live) v = load_sum<T>(p, uint64_t(m0) * p.k + i * 8);
     if (live && p.norm) factor = load_vec<T, 8>(static_cast<const T*>(p.gamma) + i * 8);
-    if (p.norm) v = scaled<T>(v, rsqrtf(quick_block_sum(squares_of<T>(v), shared32) / float(p.k) + p.epsilon), factor);
-    if (live) store_vec<T, 8>(to + i * 8, v);
+    if (live) store_sum<T>(p, uint64_t(m0) * p.k + i * 8, v);
+    if (p.norm) v.scale<T>(rsqrtf(quick_block_sum(v.squares(), shared32) / float(p.k) + p.epsilon), factor);
+    if (live) store_vec<T, 8>(to + i * 8, v.rounded<T>());
 }
 
 // Rows m0 .. m0 + rows of the input to shared memory, normalised, a row a warp, and behind them a group of zeros.
@@ -204,18 +220,17 @@ NXRT_DEVICE void stage(const GroupedParams& p, uint8_t* staged, uint32_t m0, uns
     for (unsigned r = alone ? 0 : warp_id(); r < rows; r += alone ? 1 : warp_count()) {
         const uint64_t start = uint64_t(m0 + r) * p.k;
         T* to = reinterpret_cast<T*>(staged + r * row_bytes(p));
-        float squares = 0;
-        for (unsigned i = lane; i < vectors; i += lanes) {
-            const Vec<T, 8> v = load_sum<T>(p, start + i * 8);
-            squares += squares_of<T>(v);
-            store_vec<T, 8>(to + i * 8, v);
+        float squares = 0, inverse = 1;
+        for (unsigned i = lane; p.norm && i < vectors; i += lanes) squares += load_sum<T>(p, start + i * 8).squares();
+        if (p.norm) {
+            const float total = alone ? quick_block_sum(squares, shared32) : warp_sum(squares);
+            inverse = rsqrtf(total / float(p.k) + p.epsilon);
         }
-        if (!p.norm) continue;
-        const float total = alone ? quick_block_sum(squares, shared32) : warp_sum(squares);
-        const float inverse = rsqrtf(total / float(p.k) + p.epsilon);
         for (unsigned i = lane; i < vectors; i += lanes) {
-            const Vec<T, 8> factor = load_vec<T, 8>(static_cast<const T*>(p.gamma) + i * 8);
-            store_vec<T, 8>(to + i * 8, scaled<T>(load_vec<T, 8>(to + i * 8), inverse, factor));
+            Eight v = load_sum<T>(p, start + i * 8);
+            store_sum<T>(p, start + i * 8, v);
+            if (p.norm) v.scale<T>(inverse, load_vec<T, 8>(static_cast<const T*>(p.gamma) + i * 8));
+            store_vec<T, 8>(to + i * 8, v.rounded<T>());
         }
     }
 }
