@@ -235,7 +235,7 @@ impl Instance {
         if plan.device.is_some() {
             // First of all, and never given back.
             arena.take(if plan.clusters.is_empty() { 0 } else { COUNTER_BYTES });
-            self.place_host_values(plan, &mut arena);
+            self.place_host_values(plan, roots, &mut arena);
         }
         let mut ends: Vec<Vec<(usize, usize)>> = vec![Vec::new(); self.steps.len()];
         for order in 0..self.steps.len() {
@@ -256,12 +256,12 @@ impl Instance {
         self.scratch_offset = arena.bytes();
     }
 
-    /// Gives values that the host computed, and that kernels read, a place for the whole Run.
-    fn place_host_values(&mut self, plan: &Plan, arena: &mut Arena) {
+    /// Gives values that the host computed, and that kernels read (themselves or as views), a place for the whole Run.
+    fn place_host_values(&mut self, plan: &Plan, roots: &Roots, arena: &mut Arena) {
         self.host_slots = vec![None; self.host.len()];
         for &(at, _) in &self.steps {
             for &value in plan.steps[at].inputs.iter().flatten() {
-                if let Some(Place::Host(i)) = self.placed(value)
+                if let Some(Place::Host(i)) = self.placed(value).or_else(|| self.placed(roots.of[value].0))
                     && self.host_slots[i].is_none()
                 {
                     self.host_slots[i] = Some(arena.take(self.host[i].bytes().len()));

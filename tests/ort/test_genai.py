@@ -87,7 +87,11 @@ def test_recorded_tokens(fixture):
     recorded = [int(given["input_ids"][0, 0]) for given, _ in fixture.steps[1:]]
     recorded.append(int(fixture.steps[-1][1]["logits"][0, -1].argmax()))
     tokens = generate(fixture, recorded_prompt(fixture))
-    assert tokens[0, : len(recorded)].tolist() == recorded
+    if harness.on_cuda() and fixture.level_4:
+        # ORT recorded these with int8 activations; on CUDA they are not rounded.
+        assert_greedy_by_ort_cpu(fixture, recorded_prompt(fixture), tokens)
+    else:
+        assert tokens[0, : len(recorded)].tolist() == recorded
 
 
 @pytest.mark.parametrize("share", ["true", "false"], ids=["shared", "growing"])

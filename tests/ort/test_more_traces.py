@@ -10,8 +10,8 @@ import models
 def test_every_recorded_step(more_model: pathlib.Path):
     fixture = models.Fixture(more_model.name, more_model)
     assert fixture.steps, f"{more_model}/trace.npz holds no step"
-    session = harness.ep_session(fixture.path)
     said = harness.target.package().explain(fixture.path)
+    session = harness.ep_session(fixture.path, fallback=said["claimed"] < said["nodes"])
     if said["claimed"] == said["nodes"]:
         harness.assert_all_on_ep(session)
         assert harness.fused_groups(session) == 1

@@ -122,6 +122,15 @@ def test_a_shape_from_another_group(rng):
         assert {"Neg", "Exp"} <= set(ops_on_ep(session))
 
 
+def test_a_view_of_a_shape_is_read_as_a_number(rng):
+    """A dim of the input, a scalar by Squeeze without axes, goes into arithmetic on tensors."""
+    nodes = [
+        helper.make_node("Shape", ["x"], ["d"], start=1), node("Squeeze", ["d"], "scalar"),
+        helper.make_node("Cast", ["scalar"], ["f"], to=TensorProto.FLOAT), node("Mul", ["x", "f"], "y"),
+    ]  # fmt: skip
+    compare(build(nodes, ["x"], ["y"]), {"x": normal(rng, (3, 5))}, ["y"])
+
+
 @pytest.mark.parametrize("number", range(20))
 @pytest.mark.parametrize("share", [0.1, 0.4])
 def test_random_graphs(rng, share, number):
