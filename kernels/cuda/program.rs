@@ -163,14 +163,13 @@ impl DeviceSide {
             let range = offset as u64..(offset + tensor.bytes().len()) as u64;
             let within = |ptr: DevPtr| ptr.base() == Base::Workspace && range.contains(&ptr.offset());
             if program.launches().any(|launch| launch.addresses().any(within)) {
-                self.upload(tensor, DevPtr::new(Base::Workspace, offset as u64), &mut launches);
+                self.upload(tensor.bytes(), DevPtr::new(Base::Workspace, offset as u64), &mut launches);
             }
         }
         launches
     }
 
-    fn upload(&self, tensor: &HostTensor, to: DevPtr, launches: &mut Vec<Launch>) {
-        let bytes = tensor.bytes();
+    fn upload(&self, bytes: &[u8], to: DevPtr, launches: &mut Vec<Launch>) {
         if bytes.len() <= SMALL && !bytes.is_empty() {
             let params = SmallUpload { to, bytes: bytes.len() as u64, payload: words(bytes) };
             launches.push(Launch::new(&self.small_upload, linear(1, SMALL as u32), &params));
@@ -187,8 +186,12 @@ impl DeviceSide {
         let mut launches = Vec::new();
         for &(j, value) in &instance.copies {
             let to = DevPtr::new(Base::Output(j), 0);
-            match instance.placed(value) {
-                Some(Place::Host(i)) => self.upload(&instance.host[i], to, &mut launches),
+            match instance.find(value) {
+                // Or a view of it.
+                Some((dtype, shape, Place::Host(i), shift)) => {
+                    let bytes = dtype.bytes(shape.iter().product()).unwrap_or(0);
+                    self.upload(&instance.host[i].bytes()[shift..][..bytes], to, &mut launches);
+                }
                 _ => {
                     let Some(tensor) = self.tensor(plan, instance, value) else { continue };
                     let bytes = tensor.bytes();

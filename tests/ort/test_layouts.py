@@ -5,7 +5,7 @@ import itertools
 
 import numpy as np
 import pytest
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper
 
 import harness
 from harness import BF16, F16, F32, Tolerance, name_of, normal
@@ -449,3 +449,20 @@ def test_cumulative_sums(rng, shape, axis, exclusive, reverse, dtype):
     attrs = dict(exclusive=exclusive, reverse=reverse)
     run("CumSum", [x, np.array(axis, I64)], [total], attrs, out_types={0: dtype}, initializers=(1,))
     run("CumSum", [x, np.array(axis, I32)], [total], attrs, out_types={0: dtype})
+
+
+def test_a_view_of_a_shape_value_as_data(rng):
+    """The root of a width, as LinearAttention's expansion takes it: a kernel reads what only a view shows of a dim."""
+    x = normal(rng, (2, 36))
+    nodes = [
+        helper.make_node("Shape", ["x"], ["width"], start=1, end=2),
+        helper.make_node("Div", ["width", "four"], ["part"]),
+        helper.make_node("Squeeze", ["part"], ["scalar"]),
+        helper.make_node("Cast", ["scalar"], ["float"], to=TensorProto.FLOAT),
+        helper.make_node("Sqrt", ["float"], ["root"]),
+        helper.make_node("Mul", ["x", "root"], ["y"]),
+    ]
+    harness.check_graph(
+        nodes, {"x": x}, {"y": 3 * f64(x), "scalar": np.array(9.0)},
+        [numpy_helper.from_array(np.array([4]), "four")], out_dtypes={"scalar": np.dtype("i8")},
+    )
