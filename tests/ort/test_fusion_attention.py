@@ -454,7 +454,7 @@ def test_what_the_kernel_does_not_do(rng, why):
         bias = numpy_helper.from_array(np.zeros((1, 1, 1, 9), m.dtype), "bias")
         proto.graph.initializer.append(bias)
         model = proto.SerializeToString()
-    session = harness.ep_session(model)
+    session = harness.ep_session(model, {"fusion": "1"})
     lengths = (9, 4)
     feeds = feeds_of(rng, m, lengths, rows, 9, *filled_cache(rng, m, [n - rows for n in lengths], 16))
     fake = target.STATE.fake

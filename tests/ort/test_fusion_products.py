@@ -121,7 +121,7 @@ def check(rng, case: Products, fused: int = 1):
     model, feeds, want = case.build(rng)
     tolerance = harness.tolerance_for(case.dtype)
     got = {}
-    for how, options in (("fused", {}), ("plain", {"fusion": "0"})):
+    for how, options in (("fused", {"fusion": "1"}), ("plain", {"fusion": "0"})):
         session = harness.ep_session(model, options)
         fake = target.STATE.fake
         if fake:
@@ -198,7 +198,7 @@ def test_what_stays_apart(rng, case):
 def test_lesser_gpus(rng):
     """Rows that do not fit 48 KiB of shared memory run one by one."""
     model, feeds, want = Products(K=16384, M=(8, 1), N=(16, 16), kinds="qq").build(rng)
-    got = run_bound(harness.ep_session(model, {"shared_memory_limit": "49152"}), feeds, {name: None for name in want})
+    got = run_bound(harness.ep_session(model, {"fusion": "1", "shared_memory_limit": "49152"}), feeds, {name: None for name in want})
     for name, reference in want.items():
         harness.assert_close(got[name], reference, harness.tolerance_for(F16), name)
     assert not fused_kernels()
