@@ -262,6 +262,11 @@ def filled_cache(rng, m, lengths, capacity):
     return caches
 
 
+def tolerance_of(m: Mixer) -> Tolerance:
+    """The model rounds to its type between its nodes: some roundings add up."""
+    return Tolerance(2 * harness.tolerance_for(m.dtype).relative)
+
+
 def ran() -> list[str]:
     return [name for name in target.STATE.fake.kernels() if name.startswith("mix_")] if target.STATE.fake else []
 
@@ -299,8 +304,7 @@ class Pair:
             if target.STATE.fake:
                 count = mixes if how == "fused" else 0
                 assert len(ran()) == count, f"{how}: {target.STATE.fake.kernels()}"
-        # The model rounds to its type between its nodes: some roundings add up.
-        tolerance = Tolerance(2 * harness.tolerance_for(m.dtype).relative)
+        tolerance = tolerance_of(m)
         for name, reference in zip(known, want):
             harness.assert_close(got["fused"][name], reference, tolerance, f"{name}: fused against float64")
             plain = np.where(np.isnan(reference), np.nan, harness.as_float64(got["plain"][name]))
@@ -433,7 +437,7 @@ def test_near_misses(rng, change):
             kept = {"tanh": "unary", "norm_read": "norm", "rotary_read": "rotate", "key_turns_otherwise": "rotate"}.get(change)
             if kept:
                 assert any(kept in name for name in kernels), kernels
-    tolerance = harness.tolerance_for(m.dtype)
+    tolerance = tolerance_of(m)
     for name in names:
         if name in want:
             harness.assert_close(got["fused"][name], want[name], tolerance, f"{name}: against float64")
@@ -463,7 +467,7 @@ def test_what_the_kernel_does_not_do(rng, why):
     got = run_bound(session, feeds, {o.name: None for o in session.get_outputs()})
     assert not ran()
     for name, reference in zip(("y", "present_key", "present_value"), expected(m, feeds, 9)):
-        harness.assert_close(got[name], reference, harness.tolerance_for(m.dtype), name)
+        harness.assert_close(got[name], reference, tolerance_of(m), name)
 
 
 def test_a_small_gpu(rng):

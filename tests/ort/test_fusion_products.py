@@ -120,6 +120,9 @@ def check(rng, case: Products, fused: int = 1):
     """`fused`: launches of the kernel for several nodes."""
     model, feeds, want = case.build(rng)
     tolerance = harness.tolerance_for(case.dtype)
+    if case.change or not fused:
+        # Nodes that stay apart round to their type in between: some roundings add up.
+        tolerance = Tolerance(2 * tolerance.relative)
     got = {}
     for how, options in (("fused", {"fusion": "1"}), ("plain", {"fusion": "0"})):
         session = harness.ep_session(model, options)
