@@ -19,7 +19,7 @@ import xml.etree.ElementTree as ElementTree
 import numpy as np
 
 HERE = pathlib.Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE.parent / "ort"))
+sys.path[:0] = [str(HERE.parent / "ort"), str(HERE.parents[1])]
 
 import harness  # noqa: E402
 import models  # noqa: E402
