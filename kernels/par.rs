@@ -101,6 +101,11 @@ impl<'a, T> SharedMut<'a, T> {
         self.len == 0
     }
 
+    /// The first element.
+    pub fn start(&self) -> *mut T {
+        self.ptr
+    }
+
     /// A part of the slice. Panics when out of range.
     ///
     /// # Safety

@@ -21,6 +21,7 @@ pub(crate) mod linear_attention;
 mod linear_attention_gate;
 mod matmul;
 mod matmul_nbits;
+mod moe;
 mod movement;
 mod norm;
 mod one_hot;
@@ -68,6 +69,7 @@ pub fn all() -> impl Iterator<Item = &'static OpDef> {
         linear_attention_gate::OPS,
         matmul::OPS,
         matmul_nbits::OPS,
+        moe::OPS,
         movement::concat::OPS,
         movement::slice::OPS,
         movement::split::OPS,
