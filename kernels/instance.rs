@@ -14,6 +14,8 @@ use abi::{DType, Error, HostTensor, Result, ValueId};
 use smallvec::SmallVec;
 use std::sync::Arc;
 
+mod adapt;
+
 /// What decides every shape of a Run: the input shapes, and the contents of the inputs that shapes depend on.
 #[derive(PartialEq, Eq)]
 pub struct Key {
@@ -35,6 +37,14 @@ impl Key {
         }
         Ok(Self { shapes, contents })
     }
+
+    /// In how many dims the inputs differ.
+    pub fn distance(&self, other: &Self) -> usize {
+        if self.shapes.len() != other.shapes.len() {
+            return usize::MAX;
+        }
+        self.shapes.iter().zip(&other.shapes).filter(|(a, b)| a != b).count()
+    }
 }
 
 /// Where a tensor's bytes are.
@@ -54,6 +64,8 @@ struct Placed {
     place: Option<Place>,
     /// Bytes behind the place: an alias of a part of another tensor.
     shift: usize,
+    /// Bytes from there on that the tensor may take, in the workspace.
+    room: usize,
 }
 
 impl Placed {
@@ -63,6 +75,7 @@ impl Placed {
 }
 
 /// See the module.
+#[derive(Clone)]
 pub struct Instance {
     facts: Facts,
     values: Vec<Option<Placed>>,
@@ -81,17 +94,10 @@ pub struct Instance {
 }
 
 impl Instance {
-    /// Runs the shape program for the shapes of `io` and places every tensor; what equals `base`, the instance of
-    /// other shapes, is taken from there.
-    pub fn new(plan: &Plan, io: &dyn Io, base: Option<&Self>) -> Result<Self> {
-        let (facts, changed) = shape_program::infer(plan, io, base.map(|b| &b.facts))?;
-        if let Some(base) = base
-            && let Some(instance) = base.adapted(plan, &facts, &changed)?
-        {
-            return Ok(instance);
-        }
+    /// Runs the shape program for the shapes of `io` and places every tensor.
+    pub fn new(plan: &Plan, io: &dyn Io) -> Result<Self> {
         let mut made = Self {
-            facts,
+            facts: shape_program::infer(plan, io)?,
             values: Vec::with_capacity(plan.graph.values.len()),
             steps: Vec::new(),
             host: Vec::new(),
@@ -107,60 +113,9 @@ impl Instance {
         made.place(plan);
         match &plan.device {
             None => made.size_scratch(plan, |_| true),
-            Some(side) => made.program = Some(Arc::new(Program::new(plan, side, &made, None)?)),
+            Some(side) => made.program = Some(Arc::new(Program::new(plan, side, &made)?)),
         }
         Ok(made)
-    }
-
-    /// This instance with other facts; `None` when some tensor must then lie elsewhere.
-    fn adapted(&self, plan: &Plan, facts: &Facts, changed: &[bool]) -> Result<Option<Self>> {
-        let Some((values, host)) = self.adapted_places(plan, facts, changed) else { return Ok(None) };
-        let mut made = Self {
-            facts: facts.clone(),
-            values,
-            steps: self.steps.clone(),
-            host,
-            host_slots: self.host_slots.clone(),
-            copies: self.copies.clone(),
-            program: None,
-            ..*self
-        };
-        let touches = |at: usize| {
-            let step = &plan.steps[at];
-            step.inputs.iter().chain(&plan.graph.nodes[step.node].outputs).flatten().any(|&v| changed[v])
-        };
-        match (&plan.device, &self.program) {
-            (Some(side), Some(program)) => {
-                made.program = Some(Arc::new(Program::new(plan, side, &made, Some((program, &touches)))?));
-            }
-            _ => made.size_scratch(plan, touches),
-        }
-        Ok(Some(made))
-    }
-
-    fn adapted_places(
-        &self,
-        plan: &Plan,
-        facts: &Facts,
-        changed: &[bool],
-    ) -> Option<(Vec<Option<Placed>>, Vec<HostTensor>)> {
-        let (mut values, mut host) = (self.values.clone(), self.host.clone());
-        for value in (0..values.len()).filter(|&v| changed[v]) {
-            let (fact, placed) = (facts[value].as_ref()?, values[value].as_mut()?);
-            let before = placed.bytes();
-            placed.shape = fact.known_shape()?.into();
-            match (placed.place?, &fact.value) {
-                // On a device it has a place of its size.
-                (Place::Host(i), Some(tensor)) if plan.device.is_none() || placed.bytes() == before => {
-                    host[i] = tensor.clone();
-                }
-                (Place::Input(_) | Place::Output(_), None) => {}
-                (Place::Input(_), Some(_)) if plan.graph.inputs.contains(&value) => {}
-                (Place::Workspace(_), None) if placed.bytes() == before => {}
-                _ => return None,
-            }
-        }
-        Some((values, host))
     }
 
     /// What a CUDA plan launches.
@@ -211,9 +166,10 @@ impl Instance {
         self.place_workspace(plan, &roots);
         // A view shows its root's bytes, unless the shape program knows it better.
         for (value, &(root, shift)) in roots.of.iter().enumerate() {
+            let room = self.values[root].as_ref().map_or(0, |root| root.room.saturating_sub(shift));
             if let (None, Some(place), Some(placed)) = (self.placed(value), self.placed(root), &mut self.values[value])
             {
-                (placed.place, placed.shift) = (Some(place), shift);
+                (placed.place, placed.shift, placed.room) = (Some(place), shift, room);
             }
         }
     }
@@ -244,9 +200,10 @@ impl Instance {
                 if self.placed(value).is_some() {
                     continue;
                 }
-                let bytes = self.values[value].as_ref().map_or(0, Placed::bytes);
+                let Some(placed) = &mut self.values[value] else { continue };
+                let bytes = roomy(placed.bytes());
                 let offset = arena.take(bytes);
-                self.set(value, Place::Workspace(offset));
+                (placed.place, placed.room) = (Some(Place::Workspace(offset)), bytes);
                 if let Some(end) = ends.get_mut(last[value]) {
                     end.push((offset, bytes));
                 }
@@ -396,6 +353,12 @@ impl Instance {
     }
 }
 
+/// An eighth of slack: a tensor that grows by one token seldom needs another place.
+fn roomy(bytes: usize) -> usize {
+    let eighth = bytes.checked_ilog2().map_or(0, |log| (1 << log) / 8);
+    bytes.next_multiple_of(eighth.max(256))
+}
+
 /// Whose bytes each value shows.
 struct Roots {
     /// Per value: the value that holds its bytes (itself, unless it is a view), and where in that they begin.
@@ -461,5 +424,5 @@ fn made_value(fact: Option<&Fact>, constant: bool, id: ValueId, host: &mut Vec<H
     } else {
         None
     };
-    Some(Placed { dtype: fact.dtype, shape: fact.known_shape()?.into(), place, shift: 0 })
+    Some(Placed { dtype: fact.dtype, shape: fact.known_shape()?.into(), place, shift: 0, room: 0 })
 }

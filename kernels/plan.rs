@@ -15,6 +15,7 @@ use crate::settings::Settings;
 use crate::weights::{Constant, PackCache, share_twins};
 use abi::tensor::AlignedBytes;
 use abi::{DType, Error, Graph, InitializerData, Node, NodeId, Result, ValueId};
+use smallvec::SmallVec;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -34,6 +35,8 @@ pub struct Plan {
     pub(crate) steps: Vec<Step>,
     /// Steps that the device may run as one, in order.
     pub(crate) clusters: Vec<Cluster>,
+    /// Per value: the steps that read it, in order.
+    pub(crate) readers: Vec<SmallVec<[usize; 2]>>,
     /// Per value: whether some shape depends on its contents.
     pub(crate) on_host: Vec<bool>,
     /// Graph inputs (by position) whose contents decide shapes: they are part of an instance's key.
@@ -123,6 +126,7 @@ impl Plan {
         let device = device
             .map(|device| DeviceSide::new(device.clone(), &steps, &mut raw, &graph.outputs, cache))
             .transpose()?;
+        let readers = readers(&graph, &steps);
         let roots = roots(&graph, &steps);
         let in_place = in_place_pairs(&graph, &steps, &roots);
         forget_weights(&mut graph, &mut template, &steps);
@@ -131,6 +135,7 @@ impl Plan {
             template,
             steps,
             clusters,
+            readers,
             on_host,
             key_inputs,
             constants: raw,
@@ -192,7 +197,7 @@ impl Plan {
 
     fn instance(&self, key: Key, io: &dyn Io) -> Result<Arc<Instance>> {
         let lock = || self.instances.lock().unwrap_or_else(PoisonError::into_inner);
-        let latest = {
+        let nearest = {
             let mut cached = lock();
             if let Some(at) = cached.iter().position(|(k, _)| *k == key) {
                 let hit = cached.remove(at);
@@ -200,15 +205,31 @@ impl Plan {
                 cached.push(hit);
                 return Ok(instance);
             }
-            cached.last().map(|(_, instance)| instance.clone())
+            let nearest = (0..cached.len()).rev().min_by_key(|&at| key.distance(&cached[at].0));
+            nearest.map(|at| cached.remove(at))
         };
-        // Most new shapes differ little from the last ones (one token more): start from there.
-        let instance = Arc::new(Instance::new(self, io, latest.as_deref())?);
-        let mut cached = lock();
-        if cached.len() >= INSTANCES {
-            cached.remove(0);
+        let keep = |key: Key, instance: &Arc<Instance>| {
+            let mut cached = lock();
+            if cached.len() >= INSTANCES {
+                cached.remove(0);
+            }
+            cached.push((key, instance.clone()));
+        };
+        // Most new shapes differ little from others (one token more): that instance becomes the new one, since lengths
+        // that grow do not come back.
+        if let Some((old, instance)) = nearest {
+            let mut instance = Arc::unwrap_or_clone(instance);
+            let adapted = instance.adapt(self, io);
+            let instance = Arc::new(instance);
+            if matches!(adapted, Ok(true)) {
+                keep(key, &instance);
+                return Ok(instance);
+            }
+            keep(old, &instance);
+            adapted?;
         }
-        cached.push((key, instance.clone()));
+        let instance = Arc::new(Instance::new(self, io)?);
+        keep(key, &instance);
         Ok(instance)
     }
 
@@ -404,6 +425,16 @@ fn forget_weights(graph: &mut Graph, template: &mut [Option<Arc<Fact>>], steps: 
             *fact = Arc::new(Fact { value: None, ..Fact::clone(fact) });
         }
     }
+}
+
+fn readers(graph: &Graph, steps: &[Step]) -> Vec<SmallVec<[usize; 2]>> {
+    let mut readers = vec![SmallVec::new(); graph.values.len()];
+    for (at, step) in steps.iter().enumerate() {
+        for &value in graph.nodes[step.node].inputs.iter().flatten() {
+            readers[value].push(at);
+        }
+    }
+    readers
 }
 
 /// Follows views back to the value whose bytes they show.

@@ -6,31 +6,84 @@ use crate::kernel::Tensor;
 use crate::op::NodeCx;
 use crate::par::Par;
 use crate::plan::{Io, Plan, Step};
-use abi::{Dim, Error, HostTensor, Result};
+use abi::{Dim, Error, HostTensor, Result, ValueId};
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
 use std::sync::Arc;
 
-/// Every value's fact for the inputs of `io`, and whether it differs from `base`, the facts of another Run. Steps
-/// none of whose inputs differ are not inferred again.
-pub fn infer(plan: &Plan, io: &dyn Io, base: Option<&Facts>) -> Result<(Facts, Vec<bool>)> {
-    let mut facts = base.unwrap_or(&plan.template).clone();
-    let mut changed = vec![base.is_none(); facts.len()];
+/// Every value's fact for the inputs of `io`.
+pub fn infer(plan: &Plan, io: &dyn Io) -> Result<Facts> {
+    let mut facts = plan.template.clone();
     for (i, &value) in plan.graph.inputs.iter().enumerate() {
-        let fact = input_fact(plan, io, i)?;
-        changed[value] |= !facts[value].as_ref().is_some_and(|old| same(old, &fact));
-        facts[value] = Some(Arc::new(fact));
+        facts[value] = Some(Arc::new(input_fact(plan, io, i)?));
     }
     for step in &plan.steps {
         let node = &plan.graph.nodes[step.node];
-        if base.is_some() && !node.inputs.iter().flatten().any(|&v| changed[v]) {
-            continue;
-        }
         for (value, fact) in node.outputs.iter().zip(infer_step(plan, step, &facts)?) {
-            let Some(value) = *value else { continue };
-            changed[value] |= !facts[value].as_ref().is_some_and(|old| same(old, &fact));
-            facts[value] = Some(Arc::new(fact));
+            if let Some(value) = *value {
+                facts[value] = Some(Arc::new(fact));
+            }
         }
     }
-    Ok((facts, changed))
+    Ok(facts)
+}
+
+/// How the facts of one Run differ from those of another.
+#[derive(Default)]
+pub struct Changes {
+    /// Values whose facts differ, with the facts that they had.
+    pub values: Vec<(ValueId, Option<Arc<Fact>>)>,
+    /// Steps that read such a value, in order. Only they make any.
+    pub steps: Vec<usize>,
+}
+
+impl Changes {
+    fn set(&mut self, facts: &mut Facts, value: ValueId, fact: Fact) -> bool {
+        if facts[value].as_ref().is_some_and(|old| same(old, &fact)) {
+            return false;
+        }
+        self.values.push((value, facts[value].replace(Arc::new(fact))));
+        true
+    }
+
+    /// Gives `facts` back what they were.
+    pub fn undo(&mut self, facts: &mut Facts) {
+        self.values.drain(..).for_each(|(value, fact)| facts[value] = fact);
+    }
+}
+
+/// Brings `facts`, those of another Run, up to the inputs of `io`; only what differs is inferred. `changes` says what did,
+/// after an error too.
+pub fn update(plan: &Plan, io: &dyn Io, facts: &mut Facts, changes: &mut Changes) -> Result<()> {
+    let mut due = BinaryHeap::new();
+    let read = |value: ValueId, due: &mut BinaryHeap<_>| due.extend(plan.readers[value].iter().map(|&at| Reverse(at)));
+    for (i, &value) in plan.graph.inputs.iter().enumerate() {
+        if !is_input(plan, io, i, facts[value].as_deref())? && changes.set(facts, value, input_fact(plan, io, i)?) {
+            read(value, &mut due);
+        }
+    }
+    while let Some(Reverse(at)) = due.pop() {
+        if changes.steps.last() == Some(&at) {
+            continue;
+        }
+        changes.steps.push(at);
+        let step = &plan.steps[at];
+        let node = &plan.graph.nodes[step.node];
+        for (value, fact) in node.outputs.iter().zip(infer_step(plan, step, facts)?) {
+            if let Some(value) = value.filter(|&value| changes.set(facts, value, fact)) {
+                read(value, &mut due);
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Whether `fact` is all there is to say about graph input `i`.
+fn is_input(plan: &Plan, io: &dyn Io, i: usize, fact: Option<&Fact>) -> Result<bool> {
+    let (dtype, shape, _) = io.input(i)?;
+    let Some((fact, dims)) = fact.and_then(|fact| Some((fact, fact.shape.as_ref()?))) else { return Ok(false) };
+    let equal = dims.len() == shape.len() && dims.iter().zip(shape).all(|(dim, &d)| *dim == Dim::Known(d));
+    Ok(fact.dtype == dtype && equal && !plan.key_inputs.contains(&i))
 }
 
 fn same(a: &Fact, b: &Fact) -> bool {

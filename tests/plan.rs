@@ -5,6 +5,7 @@ use abi::{Attr, DType, Dim, Graph, HostTensor, Initializer, InitializerData, Nod
 use kernels::plan::{Io, Plan};
 use kernels::settings::Settings;
 use kernels::weights::PackCache;
+use proptest::prelude::*;
 
 /// A graph under construction.
 #[derive(Default)]
@@ -167,6 +168,60 @@ fn a_wrong_type_or_shape_is_a_named_error_and_the_plan_lives_on() {
     let mut host = Host::new(&[&right], 1);
     plan.run(&mut host, &Serial).expect("runs");
     close(&host.f32s(0), &rms(&[1.0, 2.0, 3.0]));
+}
+
+/// y = norm(Reshape(Concat(a, norm(b)), [Size(b), -1])) of a [N, 4] and b [M, 4]: a shape that the host computes, tensors
+/// that grow with N and M, and a view.
+fn lengths_everywhere() -> Plan {
+    let mut b = Builder::default();
+    let (x, y) = (b.input("a", DType::F32, 2), b.input("b", DType::F32, 2));
+    let scale = b.constant("scale", HostTensor::new(&[4], &[1f32; 4]));
+    let normed = b.norm(y, scale);
+    let both = b.node("", "Concat", 13, &[x, normed], &[("axis", Attr::Int(0))]);
+    let (shape, minus) = (b.node("", "Shape", 15, &[both], &[]), b.constant("minus", HostTensor::new(&[1], &[-1i64])));
+    let all = b.norm(both, scale);
+    let one = b.constant("one", HostTensor::new(&[1], &[1i64]));
+    let wide = b.node("", "Gather", 13, &[shape, one], &[("axis", Attr::Int(0))]);
+    let target = b.node("", "Concat", 13, &[minus, wide], &[("axis", Attr::Int(0))]);
+    let viewed = b.node("", "Reshape", 14, &[all, target], &[]);
+    let out = b.norm(viewed, scale);
+    b.plan(&[out, shape])
+}
+
+type Tensors = Vec<(Vec<usize>, Vec<u8>)>;
+
+/// What `plan` makes of N rows and M rows.
+fn outputs(plan: &Plan, rows: usize, more: usize) -> Tensors {
+    let values = |n: usize| (0..n * 4).map(|i| (i as f32 * 0.37).sin()).collect::<Vec<_>>();
+    let (a, b) = (HostTensor::new(&[rows, 4], &values(rows)), HostTensor::new(&[more, 4], &values(more)));
+    let mut host = Host::new(&[&a, &b], 2);
+    plan.run(&mut host, &Serial).expect("runs");
+    host.made.iter().flatten().map(|(shape, bytes)| (shape.clone(), bytes.as_slice().to_vec())).collect()
+}
+
+proptest! {
+    #[test]
+    fn a_plan_that_has_seen_other_lengths_computes_the_same(
+        lengths in proptest::collection::vec((0usize..3, 0usize..200, any::<bool>(), 0u8..8), 1..24),
+    ) {
+        let plan = lengths_everywhere();
+        let (mut rows, mut more) = (1, 1);
+        let mut before = (rows, more, outputs(&plan, rows, more));
+        for (jump, far, first, kind) in lengths {
+            // Mostly a token or two more, as in decoding.
+            let length = if first { &mut rows } else { &mut more };
+            *length = if kind == 7 { far } else { *length + jump };
+            if kind == 6 {
+                let (a, b) = (HostTensor::new(&[rows, 4], &vec![0f32; 4 * rows]), HostTensor::new(&[1, 3], &[0f32; 3]));
+                prop_assert!(plan.run(&mut Host::new(&[&a, &b], 2), &Serial).is_err());
+            }
+            let got = outputs(&plan, rows, more);
+            prop_assert_eq!(&got, &outputs(&lengths_everywhere(), rows, more));
+            prop_assert_eq!(&got[0].0, &[rows + more, 4]);
+            prop_assert_eq!(&outputs(&plan, before.0, before.1), &before.2);
+            before = (rows, more, got);
+        }
+    }
 }
 
 #[test]

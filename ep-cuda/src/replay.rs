@@ -183,19 +183,17 @@ impl Replay {
             return Ok(());
         }
         let bound = bases(addresses, workspace.as_ref());
-        let mut differs = vec![false; program.len()];
-        if !same_program {
-            program.differences(&self.program).for_each(|n| differs[n] = true);
+        let mut due = if same_program { Vec::new() } else { program.differences(&self.program) };
+        if moved.any() {
+            due.extend(program.launches().enumerate().filter(|(_, kernel)| kernel.addresses().any(|p| moved.has(p))));
+            due.sort_unstable_by_key(|&(n, _)| n);
+            due.dedup_by_key(|&mut (n, _)| n);
         }
-        let mut updates = 0;
-        for (n, kernel) in program.launches().enumerate() {
-            if differs[n] || (moved.any() && kernel.addresses().any(|ptr| moved.has(ptr))) {
-                // SAFETY: as in `build`.
-                unsafe { self.exec.set_kernel(n, &kernel.function, &kernel.shape, &kernel.bind(&bound))? };
-                updates += 1;
-            }
+        for &(n, kernel) in &due {
+            // SAFETY: as in `build`.
+            unsafe { self.exec.set_kernel(n, &kernel.function, &kernel.shape, &kernel.bind(&bound))? };
         }
-        add(Counter::Updates, updates);
+        add(Counter::Updates, due.len() as u64);
         self.program = program.clone();
         self.addresses.clone_from(addresses);
         self.workspace = workspace;

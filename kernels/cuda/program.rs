@@ -10,16 +10,39 @@ use abi::cuda::Function;
 use abi::{DType, HostTensor, Result, ValueId};
 use smallvec::SmallVec;
 use std::collections::{HashMap, HashSet};
+use std::ops::Range;
 use std::sync::Arc;
 
-/// What a Run launches. Stretches that equal another program's are shared with it, so that two programs compare fast.
+/// What a Run launches: a listing, and what differs from it. Programs of one listing compare fast.
 pub struct Program {
-    stretches: Vec<Stretch>,
+    listing: Arc<Listing>,
+    /// Stretches in the listing's stead, by number; each has as many launches.
+    patches: SmallVec<[(usize, Stretch); 16]>,
     workspace_bytes: usize,
 }
 
-/// The launches of one step.
+/// The launches of one step, and the scratch that they need.
 type Stretch = (Arc<[Launch]>, usize);
+
+/// A stretch for the uploads, one for every step of the instance, and one for the copies.
+struct Listing {
+    stretches: Vec<Stretch>,
+    /// Per stretch: the number of its first launch; then the number of launches.
+    starts: Vec<usize>,
+    /// Which of the instance's host values are uploaded.
+    uploaded: Vec<usize>,
+}
+
+impl Listing {
+    fn new(stretches: Vec<Stretch>, uploaded: Vec<usize>) -> Self {
+        let mut starts = vec![0];
+        starts.extend(stretches.iter().scan(0, |at, (launches, _)| {
+            *at += launches.len();
+            Some(*at)
+        }));
+        Self { stretches, starts, uploaded }
+    }
+}
 
 impl Program {
     /// Bytes of workspace that a Run needs.
@@ -29,12 +52,12 @@ impl Program {
 
     /// Every launch in order.
     pub fn launches(&self) -> impl Iterator<Item = &Launch> {
-        self.stretches.iter().flat_map(|(launches, _)| launches.iter())
+        (0..self.listing.stretches.len()).flat_map(|at| self.stretch(at).iter())
     }
 
     /// Number of launches.
     pub fn len(&self) -> usize {
-        self.stretches.iter().map(|(launches, _)| launches.len()).sum()
+        self.listing.starts.last().copied().unwrap_or(0)
     }
 
     /// Whether nothing is launched.
@@ -44,56 +67,117 @@ impl Program {
 
     /// Whether both launch the same functions in the same order.
     pub fn same_functions(&self, other: &Self) -> bool {
-        let shared = |(a, b): (&Stretch, &Stretch)| Arc::ptr_eq(&a.0, &b.0);
-        (self.stretches.len() == other.stretches.len() && self.stretches.iter().zip(&other.stretches).all(shared))
-            || (self.len() == other.len() && self.launches().zip(other.launches()).all(|(a, b)| a.same_function(b)))
+        let same = |(a, b): (&Launch, &Launch)| a.same_function(b);
+        if Arc::ptr_eq(&self.listing, &other.listing) {
+            return self.apart(other).into_iter().all(|at| self.stretch(at).iter().zip(other.stretch(at)).all(same));
+        }
+        self.len() == other.len() && self.launches().zip(other.launches()).all(same)
     }
 
-    /// The numbers of this program's launches whose geometry or parameters differ from `other`'s, which has the same
-    /// functions.
-    pub fn differences<'a>(&'a self, other: &'a Self) -> impl Iterator<Item = usize> + 'a {
-        let mut at = 0;
-        let aligned = self.stretches.len() == other.stretches.len()
-            && self.stretches.iter().zip(&other.stretches).all(|(a, b)| a.0.len() == b.0.len());
-        let stretches = self.stretches.iter().enumerate().flat_map(move |(i, (launches, _))| {
-            let start = at;
-            at += launches.len();
-            let same = aligned && Arc::ptr_eq(launches, &other.stretches[i].0);
-            if same { start..start } else { start..at }
-        });
-        let (mine, theirs): (Vec<_>, Vec<_>) = (self.launches().collect(), other.launches().collect());
-        stretches.filter(move |&n| !mine[n].same_parameters(theirs[n]))
+    /// The launches whose geometry or parameters differ from `other`'s, which has the same functions; by number.
+    pub fn differences<'a>(&'a self, other: &'a Self) -> Vec<(usize, &'a Launch)> {
+        let differ = |(n, (mine, theirs)): (usize, (&'a Launch, &'a Launch))| {
+            (!mine.same_parameters(theirs)).then_some((n, mine))
+        };
+        if !Arc::ptr_eq(&self.listing, &other.listing) {
+            return self.launches().zip(other.launches()).enumerate().filter_map(differ).collect();
+        }
+        let stretch = |at: usize| (self.listing.starts[at]..).zip(self.stretch(at).iter().zip(other.stretch(at)));
+        self.apart(other).into_iter().flat_map(stretch).filter_map(differ).collect()
     }
 
-    /// Writes down the launches of `instance`. Steps that `touched` does not name are taken from `base`, a program of
-    /// the same places.
-    pub(crate) fn new(
+    /// The stretches that another program of this listing may have otherwise, in order.
+    fn apart(&self, other: &Self) -> SmallVec<[usize; 32]> {
+        let mut apart: SmallVec<_> = self.patches.iter().chain(&other.patches).map(|&(at, _)| at).collect();
+        apart.sort_unstable();
+        apart.dedup();
+        apart
+    }
+
+    fn stretch(&self, at: usize) -> &[Launch] {
+        match self.patches.binary_search_by_key(&at, |&(at, _)| at) {
+            Ok(patch) => &self.patches[patch].1.0,
+            Err(_) => &self.listing.stretches[at].0,
+        }
+    }
+
+    /// Writes down the launches of `instance`.
+    pub(crate) fn new(plan: &Plan, side: &DeviceSide, instance: &Instance) -> Result<Self> {
+        let mut stretches = Vec::with_capacity(instance.steps.len() + 2);
+        stretches.push(Stretch::default());
+        let mut order = 0;
+        while order < instance.steps.len() {
+            let (cluster, steps) = cluster_at(plan, instance, order);
+            side.launch_steps(plan, instance, &instance.steps[steps.clone()], cluster, &mut stretches)?;
+            order = steps.end;
+        }
+        let uploaded = side.read_from_memory(instance, &stretches);
+        stretches.push((side.copies(plan, instance).into(), 0));
+        stretches[0].0 = side.uploads(instance, &uploaded).into();
+        let scratch = stretches.iter().map(|stretch| stretch.1).max().unwrap_or(0);
+        Ok(Self {
+            workspace_bytes: instance.scratch_offset() + scratch,
+            listing: Arc::new(Listing::new(stretches, uploaded)),
+            patches: SmallVec::new(),
+        })
+    }
+
+    /// The program of `instance`, which has this one's places and other shapes; `touched` are the steps that see them.
+    pub(crate) fn adapted(
+        &self,
         plan: &Plan,
         side: &DeviceSide,
         instance: &Instance,
-        base: Option<(&Self, &dyn Fn(usize) -> bool)>,
+        touched: &[usize],
     ) -> Result<Self> {
-        let mut made = Self { stretches: Vec::with_capacity(instance.steps.len() + 2), workspace_bytes: 0 };
-        made.stretches.push((Arc::new([]), 0));
+        let mut patches: SmallVec<[(usize, Stretch); 16]> = SmallVec::new();
         let mut order = 0;
-        while order < instance.steps.len() {
-            let cluster = plan.cluster(instance.steps[order].0);
-            let end = cluster.map_or(order + 1, |c| instance.steps.partition_point(|&(at, _)| at < c.steps.end));
-            let steps = &instance.steps[order..end];
-            let stretches = order + 1..end + 1;
-            let kept = base.filter(|(_, touched)| !steps.iter().any(|&(at, _)| touched(at)));
-            match kept.and_then(|(base, _)| base.stretches.get(stretches)) {
-                Some(kept) => made.stretches.extend_from_slice(kept),
-                None => side.launch_steps(plan, instance, steps, cluster, &mut made.stretches)?,
-            }
-            order = end;
+        for &at in touched {
+            let found = instance.steps[order..].binary_search_by_key(&at, |&(at, _)| at);
+            let Ok(found) = found.map(|found| order + found) else { continue };
+            let (cluster, steps) = cluster_at(plan, instance, found);
+            let mut made = Vec::with_capacity(steps.len());
+            side.launch_steps(plan, instance, &instance.steps[steps.clone()], cluster, &mut made)?;
+            patches.extend((steps.start + 1..).zip(made));
+            order = steps.end;
         }
-        let scratch_most = made.stretches.iter().map(|stretch| stretch.1).max().unwrap_or(0);
-        made.stretches.push((side.copies(plan, instance).into(), 0));
-        made.stretches[0].0 = side.uploads(instance, &made).into();
-        made.workspace_bytes = instance.scratch_offset() + scratch_most;
-        Ok(made)
+        let made: Vec<_> = patches.iter().map(|(_, stretch)| stretch.clone()).collect();
+        let mut uploaded = self.listing.uploaded.clone();
+        uploaded.extend(side.read_from_memory(instance, &made));
+        uploaded.sort_unstable();
+        uploaded.dedup();
+        let last = self.listing.stretches.len() - 1;
+        patches.insert(0, (0, (side.uploads(instance, &uploaded).into(), 0)));
+        patches.push((last, (side.copies(plan, instance).into(), 0)));
+        Ok(self.patched(patches, uploaded, instance.scratch_offset()))
     }
+
+    /// This with `patches` over it, by number.
+    fn patched(&self, patches: SmallVec<[(usize, Stretch); 16]>, uploaded: Vec<usize>, scratch_offset: usize) -> Self {
+        let mut all: SmallVec<[(usize, Stretch); 16]> = SmallVec::new();
+        let kept = self.patches.iter().filter(|(at, _)| patches.binary_search_by_key(at, |&(at, _)| at).is_err());
+        all.extend(kept.cloned());
+        all.extend(patches);
+        all.sort_unstable_by_key(|&(at, _)| at);
+        let patch = |at: usize| all.binary_search_by_key(&at, |&(at, _)| at).ok().map(|patch| &all[patch].1);
+        let listed = self.listing.stretches.iter().enumerate();
+        let scratch = listed.map(|(at, stretch)| patch(at).unwrap_or(stretch).1).max().unwrap_or(0);
+        let workspace_bytes = scratch_offset + scratch;
+        let fits = |(at, (launches, _)): &(usize, Stretch)| launches.len() == self.listing.stretches[*at].0.len();
+        if uploaded == self.listing.uploaded && all.iter().all(fits) {
+            return Self { listing: self.listing.clone(), patches: all, workspace_bytes };
+        }
+        let mut stretches = self.listing.stretches.clone();
+        all.into_iter().for_each(|(at, stretch)| stretches[at] = stretch);
+        Self { listing: Arc::new(Listing::new(stretches, uploaded)), patches: SmallVec::new(), workspace_bytes }
+    }
+}
+
+/// The cluster that the `order`th step of `instance` belongs to, if any, and the range of steps that are launched with it.
+fn cluster_at<'a>(plan: &'a Plan, instance: &Instance, order: usize) -> (Option<&'a Cluster>, Range<usize>) {
+    let Some(cluster) = plan.cluster(instance.steps[order].0) else { return (None, order..order + 1) };
+    let first_from = |step: usize| instance.steps.partition_point(|&(at, _)| at < step);
+    (Some(cluster), first_from(cluster.steps.start)..first_from(cluster.steps.end))
 }
 
 /// What a plan keeps on a device.
@@ -155,15 +239,34 @@ impl DeviceSide {
         })
     }
 
-    /// Values that the shape program computed, for the launches of `program` that read them from memory.
-    fn uploads(&self, instance: &Instance, program: &Program) -> Vec<Launch> {
+    /// Which of the instance's host values the launches read from memory.
+    fn read_from_memory(&self, instance: &Instance, stretches: &[Stretch]) -> Vec<usize> {
+        let slot = |(i, slot): (usize, &Option<usize>)| {
+            let bytes = instance.host[i].bytes().len();
+            slot.map(|at| (at as u64, (at + bytes) as u64, i))
+        };
+        let mut slots: Vec<_> = instance.host_slots.iter().enumerate().filter_map(slot).collect();
+        slots.sort_unstable();
+        let workspace = |ptr: DevPtr| (ptr.base() == Base::Workspace).then(|| ptr.offset());
+        let offsets = stretches.iter().flat_map(|(launches, _)| launches.iter()).flat_map(Launch::addresses);
+        let mut read = vec![false; slots.len()];
+        for offset in offsets.filter_map(workspace) {
+            let at = slots.partition_point(|&(start, ..)| start <= offset);
+            if let Some(slot) = at.checked_sub(1).filter(|&slot| offset < slots[slot].1) {
+                read[slot] = true;
+            }
+        }
+        let mut values: Vec<_> = slots.iter().zip(read).filter(|(_, read)| *read).map(|(slot, _)| slot.2).collect();
+        values.sort_unstable();
+        values
+    }
+
+    /// Brings host values to the device.
+    fn uploads(&self, instance: &Instance, values: &[usize]) -> Vec<Launch> {
         let mut launches = Vec::new();
-        for (tensor, slot) in instance.host.iter().zip(&instance.host_slots) {
-            let Some(offset) = *slot else { continue };
-            let range = offset as u64..(offset + tensor.bytes().len()) as u64;
-            let within = |ptr: DevPtr| ptr.base() == Base::Workspace && range.contains(&ptr.offset());
-            if program.launches().any(|launch| launch.addresses().any(within)) {
-                self.upload(tensor.bytes(), DevPtr::new(Base::Workspace, offset as u64), &mut launches);
+        for &i in values {
+            if let Some(offset) = instance.host_slots[i] {
+                self.upload(instance.host[i].bytes(), DevPtr::new(Base::Workspace, offset as u64), &mut launches);
             }
         }
         launches
