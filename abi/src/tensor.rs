@@ -39,7 +39,17 @@ pub enum DType {
 }
 
 impl DType {
-    /// From `TensorProto.DataType`, whose numbers `ONNXTensorElementDataType` shares.
+    /// From `ONNXTensorElementDataType`, whose newest numbers are not those of [`Self::from_onnx`].
+    pub fn from_ort(code: i32) -> Option<Self> {
+        match code {
+            24 => Some(Self::U2),
+            25 => Some(Self::I2),
+            26 => Some(Self::F8E8M0),
+            code => Self::from_onnx(code),
+        }
+    }
+
+    /// From `TensorProto.DataType`.
     pub fn from_onnx(code: i32) -> Option<Self> {
         Some(match code {
             1 => Self::F32,

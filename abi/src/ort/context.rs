@@ -237,7 +237,7 @@ pub(crate) unsafe fn type_and_shape<'a>(api: Api, value: *const sys::OrtValue) -
         ort!(api, GetTensorElementTypeAndShapeDataReference(value, out, &raw mut dims, &raw mut rank))?;
         slice_from(dims, rank)
     };
-    let dtype = DType::from_onnx(code)
+    let dtype = DType::from_ort(code)
         .ok_or_else(|| Error::Internal(format!("a tensor has the unknown element type {code}")))?;
     if dims.iter().any(|&d| d < 0) {
         return Err(Error::Internal(format!("a tensor has the impossible shape {dims:?}")));

@@ -55,7 +55,7 @@ impl Drop for MemcpyRegistry {
 /// The tensor types that this runtime has and that are plain bytes.
 fn tensor_types(api: Api) -> Vec<*const sys::OrtDataType> {
     // Codes start at 1; the newest are not known to older runtimes, which answer with an error.
-    let plain = (1..).map_while(|code| Some((code, DType::from_onnx(code)?))).filter(|(_, t)| *t != DType::String);
+    let plain = (1..).map_while(|code| Some((code, DType::from_ort(code)?))).filter(|(_, t)| *t != DType::String);
     let types = plain.filter_map(|(code, _)| {
         let mut made = std::ptr::null();
         // SAFETY: the out pointer is ours; ORT keeps the type for good.

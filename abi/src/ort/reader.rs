@@ -181,7 +181,7 @@ impl Reader {
             // An integer, since a newer runtime may know more types than the enum.
             let mut code = 0i32;
             ort!(api, GetTensorElementType(tensor, (&raw mut code).cast()))?;
-            let dtype = DType::from_onnx(code);
+            let dtype = DType::from_ort(code);
             if !((*api.ort()).TensorTypeAndShape_HasShape)(tensor) {
                 return Ok(Some((dtype, None)));
             }

@@ -304,7 +304,10 @@ impl Reader<'_> {
     fn sizes(&self, gate: Gate, fc1: Slots, fc2: Slots, bits: (usize, usize)) -> Result<(Sizes, bool)> {
         let ([e, a, b], [e2, c, d]) = (self.shape(fc1)?, self.shape(fc2)?);
         let values = |bytes: usize, bits: usize| (bytes * 8).checked_div(bits).unwrap_or(bytes);
-        let known = self.cx.required(INPUT)?.dim(-1).known();
+        // FC2's scales, in the types that have them a row, tell H too.
+        let scaled = |slot: usize| self.cx.input(slot).and_then(|f| f.dim(1).known());
+        let rows = fc2.scales.filter(|_| self.quant != Quant::Fp8).and_then(scaled);
+        let known = self.cx.required(INPUT)?.dim(-1).known().or(rows);
         let fits = |n1: usize, hidden: usize, inter: usize| {
             let sizes = Sizes { experts: e, hidden, inter };
             let whole = e > 0 && hidden > 0 && inter > 0 && n1 == gate.rows() * inter;
@@ -424,12 +427,12 @@ impl Reader<'_> {
         if !special {
             return Ok((Format::Int(layout), Stored::Blocks { bits, block, zero_rows }));
         }
-        let fits = k % 64 == 0 && n % if bits == 4 { 16 } else { 8 } == 0;
+        let fits = k % 64 == 0 && k == layout.padded_k() && n % if bits == 4 { 16 } else { 8 } == 0;
         if !fits || !(bits == 4 || bits == 8) {
             return Err(self.cx.error(
                 format_args!("input {} ({}_experts_weights)", slots.weights, slots.name),
                 format_args!("{bits} bits, N = {n}, K = {k}"),
-                "4 or 8 bits, N a multiple of 64 / bits, K of 64, since the weights are prepacked",
+                "4 or 8 bits, N a multiple of 64 / bits, K of 64 and of the block, since the weights are prepacked",
             ));
         }
         Ok((Format::Int(layout), Stored::Cutlass { bits, block, zero_rows }))
