@@ -1,10 +1,10 @@
 //! A CUDA device as kernels see it: its limits, its functions, memory for weights.
 
-use super::images;
-use abi::cuda::{Context, DeviceInfo, Function, Library};
+use super::{Bases, DevPtr, Launch, images};
+use abi::cuda::{Context, DeviceInfo, Function, LaunchShape, Library, Stream, launch};
 use abi::{Error, Result};
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 /// Hands out device memory; counts it where a session bounds it.
 pub trait DeviceMemory: Send + Sync {
@@ -24,6 +24,8 @@ pub struct Device {
     memory: Arc<dyn DeviceMemory>,
     limits: Limits,
     libraries: Mutex<HashMap<&'static str, Arc<Library>>>,
+    /// For work at Compile.
+    setup: OnceLock<Stream>,
 }
 
 /// What a session allows of a device.
@@ -40,7 +42,13 @@ impl Device {
     pub fn new(context: Arc<Context>, memory: Arc<dyn DeviceMemory>, limits: Limits) -> Self {
         let own = context.info().shared_limit;
         let shared = if limits.shared == 0 { own } else { own.min(limits.shared) };
-        Self { context, memory, limits: Limits { shared, ..limits }, libraries: Mutex::default() }
+        Self {
+            context,
+            memory,
+            limits: Limits { shared, ..limits },
+            libraries: Mutex::default(),
+            setup: OnceLock::new(),
+        }
     }
 
     /// What the driver says of it.
@@ -107,6 +115,71 @@ impl Device {
             self.context.copy_to_device(buffer.address, bytes)?;
         }
         Ok(buffer)
+    }
+}
+
+/// Bytes of a [`Window`].
+const WINDOW: usize = 16 << 20;
+
+/// Device memory through which a constant passes in parts, on its way into another layout.
+pub struct Window<'a> {
+    device: &'a Device,
+    buffer: Buffer,
+    taken: usize,
+}
+
+impl<'a> Window<'a> {
+    /// A window for up to `parts` parts that take `bytes` bytes each, and how many of them go through at once.
+    ///
+    /// # Errors
+    /// When memory is short.
+    pub fn new(device: &'a Device, parts: usize, bytes: usize) -> Result<(Self, usize)> {
+        let at_once = (WINDOW / bytes.max(1)).clamp(1, parts.max(1));
+        // A few pieces, each aligned.
+        let buffer = device.alloc(at_once * bytes + 4 * Self::ALIGN)?;
+        Ok((Self { device, buffer, taken: 0 }, at_once))
+    }
+
+    const ALIGN: usize = 256;
+
+    /// Brings a piece of a part to the device; null when it is empty.
+    ///
+    /// # Errors
+    /// When the copy fails.
+    pub fn put(&mut self, piece: &[u8]) -> Result<DevPtr> {
+        if piece.is_empty() {
+            return Ok(DevPtr::NULL);
+        }
+        let at = self.buffer.address() + self.taken as u64;
+        self.taken += piece.len().next_multiple_of(Self::ALIGN);
+        assert!(self.taken <= self.buffer.len(), "a part of a constant is larger than its window");
+        self.device.context.copy_to_device(at, piece)?;
+        Ok(DevPtr::absolute(at))
+    }
+
+    /// Runs `launches`, which read what is in the window, and empties it.
+    ///
+    /// # Errors
+    /// When the driver refuses, or a kernel fails.
+    ///
+    /// # Safety
+    /// The launches' addresses are absolute and valid.
+    pub unsafe fn take(&mut self, launches: &[Launch]) -> Result<()> {
+        let stream = match self.device.setup.get() {
+            Some(stream) => stream,
+            None => {
+                let made = Stream::new(&self.device.context)?;
+                self.device.setup.get_or_init(|| made)
+            }
+        };
+        for l in launches {
+            let shape = LaunchShape { overlap: false, ..l.shape };
+            let params = l.bind(&Bases { workspace: 0, inputs: &[], outputs: &[] });
+            // SAFETY: the kernel takes this struct; the addresses are as the caller promises.
+            unsafe { launch(stream, &l.function, &shape, &params)? };
+        }
+        self.taken = 0;
+        stream.synchronize()
     }
 }
 

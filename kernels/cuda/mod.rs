@@ -13,7 +13,7 @@ mod program;
 pub mod walk;
 mod weights;
 
-pub use device::{Buffer, Device, DeviceMemory, Limits};
+pub use device::{Buffer, Device, DeviceMemory, Limits, Window};
 pub use kernel::{COUNTER_BYTES, DeviceKernel, DeviceTensor, LaunchCx, linear, suffix};
 pub use launch::{Base, Bases, DevPtr, Field, Launch, Params};
 pub use product::{ConstantProduct, ProductKernels, ProductParams, gemv_shape, lean_shape, staged_rows};

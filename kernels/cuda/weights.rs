@@ -1,8 +1,9 @@
 //! Parameter fields of the products: matrices in fragments and batches, as `fragments.cuh` and `batch.cuh` have them.
 
 use super::{DevPtr, Field};
-use crate::quant::fragments::{self, Shape};
+use crate::quant::fragments::{self, Shape, TILE};
 use crate::quant::nbits::{Layout, ZeroPoint};
+use std::ops::Range;
 
 /// A matrix in fragments.
 #[repr(C)]
@@ -42,6 +43,21 @@ impl Weights {
             block_shift: layout.block.trailing_zeros(),
             zero_kind,
             ..Self::halves(&parts.shape, data)
+        }
+    }
+
+    /// Some of the tiles of a matrix of `layout` whose parts begin at `data`, as a matrix of its own.
+    pub fn tiles_of(layout: &Layout, data: DevPtr, tiles: Range<usize>) -> Self {
+        let (whole, parts) = (Self::quantised(layout, data), fragments::parts(layout));
+        let before = tiles.start * parts.blocks * 8;
+        let zeros = (parts.bytes - parts.zeros_at) / parts.shape.tiles().max(1) * tiles.start;
+        Self {
+            data: whole.data.plus(tiles.start * parts.shape.chunks() * parts.shape.chunk_bytes()),
+            scales: whole.scales.plus(before * 2 * layout.scale_bytes()),
+            zeros: whole.zeros.plus(zeros),
+            n: (layout.n.min(tiles.end * TILE) - tiles.start * TILE) as u32,
+            tiles: tiles.len() as u32,
+            ..whole
         }
     }
 

@@ -115,6 +115,23 @@ def test_matmul_nbits_every_tier(rng, tier, bits, M, dtype):
     case(rng, M=M, N=70, K=320, bits=bits, dtype=dtype, zero_points="packed", provider_options=tier)
 
 
+@pytest.mark.parametrize("bits, zero_points", [(4, "packed"), (8, None)], ids=str)
+def test_quantised_weights_of_many_megabytes(rng, bits, zero_points):
+    """They reach a GPU in parts."""
+    case(rng, M=1, N=9001, K=4096, bits=bits, dtype=F16, zero_points=zero_points)
+
+
+@pytest.mark.parametrize("transposed", [0, 1])
+def test_weights_of_many_megabytes(rng, transposed):
+    a, b = normal(rng, (2, 2111), F16), normal(rng, (2, 2111, 4101), F16)
+    expected = f64(a[:, None]) @ f64(b)
+    b = np.ascontiguousarray(np.swapaxes(b, -1, -2)) if transposed else b
+    run(
+        "FusedMatMul", [a[:, None], b], [expected], dict(transB=transposed), domain=MS, out_types={0: F16},
+        initializers=(1,), **HALF,
+    )
+
+
 @pytest.mark.cuda_only("the order of a GPU's threads")
 @pytest.mark.parametrize("dtype", [F32, F16], ids=name_of)
 @pytest.mark.parametrize("M, N, K", [(1, 40, 200), (9, 65, 130), (70, 70, 72)])

@@ -114,7 +114,7 @@ struct FragmentsParams {
     uint32_t n, k;
     uint32_t tiles, chunks;
     uint32_t matrices;
-    uint32_t pad;
+    uint32_t row_chunks;   // of the target, from one tile to the next
 };
 
 // A thread writes a lane's fragment.
@@ -132,7 +132,8 @@ NXRT_DEVICE void make_fragments(const FragmentsParams& p) {
         const uint32_t n = uint32_t(tile % p.tiles) * kTileRows + lane / 4 + i / 2 % 2 * 8, k = k0 + i / 4 * 2 + i % 2;
         v[int(i)] = n < p.n && k < p.k ? from[n * p.row + k * p.column] : uint16_t(0);
     }
-    store_vec<uint16_t, 8>(p.to + index * 8, v);
+    const uint64_t to = tile * p.row_chunks + chunk % p.chunks;
+    store_vec<uint16_t, 8>(p.to + (to * 4 + f) * kWarpSize * 8 + lane * 8, v);
 }
 
 struct RowsParams {

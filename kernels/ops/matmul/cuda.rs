@@ -6,11 +6,11 @@ use super::problem::{Problem, Spec};
 use super::{A, B, C};
 use crate::build::BuildCx;
 use crate::cuda::{
-    Batch, Buffer, ConstantProduct, DevPtr, Device, DeviceKernel, LaunchCx, ProductKernels, ProductParams, Weights,
-    linear, suffix,
+    Batch, Buffer, ConstantProduct, DevPtr, Device, DeviceKernel, Launch, LaunchCx, ProductKernels, ProductParams,
+    Weights, Window, linear, suffix,
 };
 use crate::kernel_params;
-use crate::quant::fragments::{self, Shape};
+use crate::quant::fragments::{CHUNK, Shape, TILE};
 use crate::weights::Constant;
 use abi::cuda::{Function, LaunchShape};
 use abi::{DType, Error, Result};
@@ -54,24 +54,42 @@ fn alone<'a>(spec: &Spec, shape: &'a [usize]) -> (Problem<'a>, usize) {
     (p, super::cpu::b_rows(spec, shape))
 }
 
+/// Packs a constant B, on the device.
 fn pack(spec: &Spec, constant: &Option<Constant>, device: &Device) -> Result<Packed> {
     let wrong = || Error::Internal("a constant B changed its type after the claim".into());
     let constant = constant.as_ref().ok_or_else(wrong)?;
     let shape = constant.shape();
     let (p, k) = alone(spec, shape);
-    let bytes = constant.bytes();
     let matrices: usize = shape[..shape.len().saturating_sub(2)].iter().product();
-    let size = Shape { n: p.n, k, bits: 16 }.bytes();
-    let buffer = device.alloc(size * matrices)?;
-    for i in 0..if size == 0 { 0 } else { matrices } {
-        let matrix = &bytes[i * k * p.n * 2..][..k * p.n * 2];
-        let packed = fragments::pack_halves(p.n, k, |n, k| {
-            let at = 2 * (n * p.b.column + k * p.b.row);
-            u16::from_le_bytes([matrix[at], matrix[at + 1]])
-        })?;
-        device.context().copy_to_device(buffer.address() + (i * size) as u64, packed.as_slice())?;
+    let size = Shape { n: p.n, k, bits: 16 };
+    let packed = Packed { buffer: device.alloc(size.bytes() * matrices)?, shape: shape.to_vec() };
+    if packed.buffer.is_empty() {
+        return Ok(packed);
     }
-    Ok(Packed { buffer, shape: shape.to_vec() })
+    let make_fragments = device.function("matmul", "make_fragments_2")?;
+    // The file's rows are N long, or K long: so many of them make tiles, or chunks.
+    let by_chunks = p.b.column == 1;
+    let (rows, row, step) = if by_chunks { (k, p.n, CHUNK) } else { (p.n, k, TILE) };
+    let (mut window, at_once) = Window::new(device, rows.div_ceil(step), step * row * 2)?;
+    for matrix in 0..matrices {
+        let bytes = &constant.bytes()[matrix * k * p.n * 2..][..k * p.n * 2];
+        for (i, part) in bytes.chunks(at_once * step * row * 2).enumerate() {
+            let (first, count) = (i * at_once, part.len() / (row * 2));
+            let (before, n, k) = match by_chunks {
+                true => (first * size.chunk_bytes(), p.n, count),
+                false => (first * size.chunks() * size.chunk_bytes(), count, k),
+            };
+            let params = FragmentsParams {
+                to: packed.buffer.ptr().plus(matrix * size.bytes() + before),
+                row_chunks: size.chunks() as u32,
+                ..FragmentsParams::new(window.put(part)?, &p, Shape { n, k, bits: 16 })
+            };
+            // SAFETY: the source is in the window, and the fragments are within `packed`.
+            unsafe { window.take(&[Launch::new(&make_fragments, params.shape(), &params)])? };
+            constant.forget_pages();
+        }
+    }
+    Ok(packed)
 }
 
 /// float16 and bfloat16.
@@ -97,7 +115,31 @@ kernel_params! {
         tiles: u32,
         chunks: u32,
         matrices: u32,
-        pad: u32,
+        row_chunks: u32,
+    }
+}
+
+impl FragmentsParams {
+    /// One matrix of that shape, whose elements lie as those of `p`'s right operand.
+    fn new(from: DevPtr, p: &Problem<'_>, shape: Shape) -> Self {
+        Self {
+            from,
+            to: DevPtr::NULL,
+            matrix: 0,
+            row: p.b.column as u64,
+            column: p.b.row as u64,
+            n: shape.n as u32,
+            k: shape.k as u32,
+            tiles: shape.tiles() as u32,
+            chunks: shape.chunks() as u32,
+            matrices: 1,
+            row_chunks: shape.chunks() as u32,
+        }
+    }
+
+    /// A thread for each fragment of a lane.
+    fn shape(&self) -> LaunchShape {
+        threads(self.tiles as usize * self.chunks as usize * self.matrices as usize * 128)
     }
 }
 
@@ -196,19 +238,12 @@ impl Halves {
         let matrices: usize = shape[..shape.len().saturating_sub(2)].iter().product();
         let to = cx.scratch(size.bytes() * matrices);
         let params = FragmentsParams {
-            from: cx.input_ptr(B),
             to,
             matrix: (p.k * p.n) as u64,
-            row: p.b.column as u64,
-            column: p.b.row as u64,
-            n: p.n as u32,
-            k: p.k as u32,
-            tiles: size.tiles() as u32,
-            chunks: size.chunks() as u32,
             matrices: matrices as u32,
-            pad: 0,
+            ..FragmentsParams::new(cx.input_ptr(B), p, size)
         };
-        cx.push(&self.make_fragments, threads(size.bytes() * matrices / 16), &params)?;
+        cx.push(&self.make_fragments, params.shape(), &params)?;
         Ok(Weights::halves(&size, to))
     }
 

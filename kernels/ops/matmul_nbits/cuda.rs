@@ -4,14 +4,14 @@
 use super::{A, B, BIAS, SCALES, ZERO_POINTS, cpu, layout, omitted};
 use crate::build::BuildCx;
 use crate::cuda::{
-    Buffer, ConstantProduct, DevPtr, Device, DeviceKernel, LaunchCx, ProductKernels, ProductParams, Weights,
-    gemv_shape, linear,
+    Buffer, ConstantProduct, DevPtr, Device, DeviceKernel, Launch, LaunchCx, ProductKernels, ProductParams, Weights,
+    Window, gemv_shape, linear,
 };
 use crate::kernel_params;
-use crate::quant::fragments::{self, Parts};
+use crate::quant::fragments::{self, Parts, TILE};
 use crate::quant::nbits::Layout;
 use crate::weights::Constant;
-use abi::cuda::Function;
+use abi::cuda::{Function, LaunchShape};
 use abi::{DType, Result};
 use std::sync::Arc;
 
@@ -34,12 +34,32 @@ pub(crate) fn pack_name(layout: &Layout) -> String {
     format!("cuda fragments {layout:?}")
 }
 
-/// Packs constant B, scales and zero points into device memory.
+/// Packs constant B, scales and zero points into device memory, on the device.
 pub(crate) fn pack(layout: &Layout, constants: &[Option<Constant>], device: &Device) -> Result<Buffer> {
     let bytes = |slot: usize| constants[slot].as_ref().map_or(&[][..], Constant::bytes);
     let from = cpu::source(layout, bytes(0), bytes(1), bytes(2))?;
-    let packed = fragments::pack(layout, &from, || constants.iter().flatten().for_each(Constant::forget_pages))?;
-    device.upload(packed.as_slice())
+    let Parts { shape, bytes, .. } = fragments::parts(layout);
+    let packed = device.alloc(bytes)?;
+    let packer = Packer::new(layout, device)?;
+    // Rows of the matrix, of its scales, and of its zero points.
+    let rows = [from.b, from.scales, from.zero_points].map(|part| (part, part.len() / layout.n.max(1)));
+    let tile_bytes = TILE * rows.iter().map(|(_, row)| row).sum::<usize>();
+    let (mut window, at_once) = Window::new(device, shape.tiles(), tile_bytes)?;
+    for first in (0..shape.tiles()).step_by(at_once) {
+        let tiles = first..(first + at_once).min(shape.tiles());
+        let (start, end) = (tiles.start * TILE, layout.n.min(tiles.end * TILE));
+        let [mut b, mut scales, mut zeros] = [DevPtr::NULL; 3];
+        for (to, (part, row)) in [&mut b, &mut scales, &mut zeros].into_iter().zip(rows) {
+            *to = window.put(&part[start * row..end * row])?;
+        }
+        let to = Weights::tiles_of(layout, packed.ptr(), tiles);
+        let (params, kernels) = packer.work(layout, [b, scales, zeros], to);
+        let launches = kernels.map(|(function, shape)| Launch::new(function, shape, &params));
+        // SAFETY: the sources are in the window, and the tiles are within `packed`.
+        unsafe { window.take(&launches)? };
+        constants.iter().flatten().for_each(Constant::forget_pages);
+    }
+    Ok(packed)
 }
 
 /// Where the weights come from.
@@ -134,7 +154,7 @@ kernel_params! {
     }
 }
 
-/// Packs weights that arrive with the run.
+/// Makes fragments on the device.
 struct Packer {
     weights: Function,
     blocks: Function,
@@ -149,22 +169,22 @@ impl Packer {
         })
     }
 
+    /// Packs weights that arrive with the run.
     fn push(&self, cx: &mut LaunchCx<'_>, l: &Layout) -> Result<Weights> {
-        let Parts { shape, blocks, bytes, .. } = fragments::parts(l);
-        let w = Weights::quantised(l, cx.scratch(bytes));
-        let params = PackParams {
-            b: cx.input_ptr(B),
-            scales: cx.input_ptr(SCALES),
-            zeros: cx.input_ptr(ZERO_POINTS),
-            w,
-            row_bytes: (l.blocks() * l.blob()) as u32,
-            blocks: l.blocks() as u32,
-        };
-        let threads = 256;
-        let lanes = shape.tiles() * shape.chunks() * 32;
-        cx.push(&self.weights, linear(lanes.div_ceil(threads), threads as u32), &params)?;
-        let pairs = shape.tiles() * blocks * 8;
-        cx.push(&self.blocks, linear(pairs.div_ceil(threads), threads as u32), &params)?;
+        let w = Weights::quantised(l, cx.scratch(fragments::parts(l).bytes));
+        let from = [B, SCALES, ZERO_POINTS].map(|slot| cx.input_ptr(slot));
+        let (params, kernels) = self.work(l, from, w);
+        kernels.into_iter().try_for_each(|(function, shape)| cx.push(function, shape, &params))?;
         Ok(w)
+    }
+
+    /// What packs B, scales and zero points at the addresses `from` into `w`, which has the whole of its rows.
+    fn work(&self, l: &Layout, from: [DevPtr; 3], w: Weights) -> (PackParams, [(&Function, LaunchShape); 2]) {
+        let [b, scales, zeros] = from;
+        let row_bytes = (l.blocks() * l.blob()) as u32;
+        let params = PackParams { b, scales, zeros, w, row_bytes, blocks: l.blocks() as u32 };
+        let shape = |threads: usize| linear(threads.div_ceil(256), 256);
+        let (lanes, pairs) = (w.tiles() * w.chunks() * 32, w.tiles() * fragments::parts(l).blocks * 8);
+        (params, [(&self.weights, shape(lanes)), (&self.blocks, shape(pairs))])
     }
 }
