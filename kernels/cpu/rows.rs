@@ -121,6 +121,23 @@ pub unsafe fn gather<T: Float>(
     }
 }
 
+/// Minus the sum of each row of a group's block, rows side by side.
+pub fn negative_sums(block: &[f32], out: &mut [f32]) {
+    if let [out] = out {
+        // Sixteen partial sums: one alone would wait for itself.
+        let mut lanes = [0f32; LANES];
+        for chunk in block.chunks_exact(LANES) {
+            lanes.iter_mut().zip(chunk).for_each(|(lane, v)| *lane += v);
+        }
+        *out = -lanes.iter().sum::<f32>();
+        return;
+    }
+    out.fill(0.0);
+    for k in block.chunks_exact(out.len()) {
+        out.iter_mut().zip(k).for_each(|(out, v)| *out -= v);
+    }
+}
+
 /// Where one row's quantised form goes within its group.
 pub struct QuantRow {
     /// K values.

@@ -189,6 +189,17 @@ impl Layout {
     }
 }
 
+/// Whether float scales lose nothing as float16.
+pub fn fit_half(scales: &[f32]) -> bool {
+    scales.iter().all(|scale| f16::from_f32(*scale).to_f32().to_bits() == scale.to_bits())
+}
+
+/// The bytes of float scales as those of float16 scales.
+pub fn halved(scales: &[u8]) -> Vec<u8> {
+    let (scales, _) = scales.as_chunks::<4>();
+    scales.iter().flat_map(|&scale| f16::from_f32(f32::from_le_bytes(scale)).to_le_bytes()).collect()
+}
+
 /// Packed bytes between two calls of `done` in [`Layout::pack`].
 const DONE_BYTES: usize = 8 << 20;
 

@@ -12,12 +12,11 @@ use crate::cpu::sink::{Addend, Sink};
 use crate::cpu::split::Split;
 use crate::kernel::{Carver, Kernel, RunCx, Shapes, Tensor};
 use crate::par::{Par, SharedMut};
-use crate::quant::nbits::{Layout, Packed, Source, View, ZeroPoint};
+use crate::quant::nbits::{self as nbits_layout, Layout, Packed, Source, View, ZeroPoint};
 use crate::settings::Tier;
 use crate::weights::Constant;
 use crate::with_float;
 use abi::{DType, Error, Result};
-use half::f16;
 use std::sync::Arc;
 
 /// Parses the node and packs its weights.
@@ -71,15 +70,7 @@ fn halved(layout: &Layout, scales: &Constant) -> Option<Vec<u8>> {
     if layout.scale != DType::F32 || layout.zero_point == ZeroPoint::Float {
         return None;
     }
-    let mut out = Vec::new();
-    for &scale in scales.as_slice::<f32>()? {
-        let half = f16::from_f32(scale);
-        if half.to_f32().to_bits() != scale.to_bits() {
-            return None;
-        }
-        out.extend(half.to_le_bytes());
-    }
-    Some(out)
+    nbits_layout::fit_half(scales.as_slice::<f32>()?).then(|| nbits_layout::halved(scales.bytes()))
 }
 
 /// The source, its sizes checked.
@@ -307,7 +298,7 @@ impl Product<'_> {
             let group = &rows[row * padded..(row + size) * padded];
             let fixes = &mut fixes[row * blocks..(row + size) * blocks];
             for (block, fixes) in group.chunks_exact(l.block * size).zip(fixes.chunks_exact_mut(size)) {
-                negative_sums(block, fixes);
+                rows::negative_sums(block, fixes);
             }
         }
         let left = Left { a: rows.as_ptr().cast(), scales: std::ptr::null(), fixes: fixes.as_ptr().cast() };
@@ -363,22 +354,5 @@ impl Product<'_> {
             unsafe { rows::gather(from, (l.k, l.padded_k()), groups, shared) };
         });
         out
-    }
-}
-
-/// Minus the sum of each row of a group's block, rows side by side.
-fn negative_sums(block: &[f32], out: &mut [f32]) {
-    if let [out] = out {
-        // Sixteen partial sums: one alone would wait for itself.
-        let mut lanes = [0f32; LANES];
-        for chunk in block.chunks_exact(LANES) {
-            lanes.iter_mut().zip(chunk).for_each(|(lane, v)| *lane += v);
-        }
-        *out = -lanes.iter().sum::<f32>();
-        return;
-    }
-    out.fill(0.0);
-    for k in block.chunks_exact(out.len()) {
-        out.iter_mut().zip(k).for_each(|(out, v)| *out -= v);
     }
 }

@@ -1,54 +1,68 @@
 //! The function between the projections.
 
 use super::problem::{Activation, Gate, Kind};
+use crate::cpu::isa::{Isa, Job, dispatch};
 use crate::cpu::math::{sigmoid, silu, tanh};
+use crate::settings::Tier;
 
-/// One row of what the first projections gave: FC1's values, FC3's (or none).
-#[derive(Clone, Copy)]
+/// One row of what the first projections gave: FC1's values, FC3's (or none), and where the features go.
 pub(super) struct Row<'a> {
     pub fc1: &'a [f32],
     pub fc3: &'a [f32],
+    pub out: &'a mut [f32],
 }
 
-impl Gate {
-    /// The activated value and its factor, for feature `i` of `inter`.
+impl Activation {
+    /// The features of one row.
+    pub fn apply(&self, tier: Tier, gate: Gate, row: Row<'_>) {
+        dispatch(tier, Apply { activation: *self, gate, row });
+    }
+}
+
+struct Apply<'a> {
+    activation: Activation,
+    gate: Gate,
+    row: Row<'a>,
+}
+
+impl Job for Apply<'_> {
+    type Out = ();
     #[inline(always)]
-    fn pair(self, row: Row<'_>, i: usize, inter: usize) -> (f32, f32) {
-        match self {
-            Self::None => (row.fc1[i], 1.0),
-            Self::Interleaved => (row.fc1[2 * i], row.fc1[2 * i + 1]),
-            Self::Halves => (row.fc1[i], row.fc1[inter + i]),
-            Self::Separate => (row.fc1[i], row.fc3[i]),
+    fn run<I: Isa>(self) {
+        let Activation { kind, alpha, beta, limit, limit_after } = self.activation;
+        match kind {
+            Kind::Relu => self.each(|g, l| g.max(0.0) * l),
+            Kind::Relu2 => self.each(|g, l| g.max(0.0) * g.max(0.0) * l),
+            Kind::Gelu | Kind::Geglu => self.each(|g, l| gelu(g) * l),
+            Kind::Silu => self.each(|g, l| silu(g) * l),
+            Kind::Identity => self.each(|g, l| g * l),
+            Kind::Swiglu if limit_after => {
+                self.each(|g, l| (g * sigmoid(alpha * g)).min(limit) * (l.max(-limit).min(limit) + beta));
+            }
+            Kind::Swiglu => self.each(|g, l| {
+                let g = g.min(limit);
+                g * sigmoid(alpha * g) * (l.max(-limit).min(limit) + beta)
+            }),
         }
     }
 }
 
-impl Activation {
-    /// The features of one row, every `stride`th of `out` from the first on.
-    pub fn apply(&self, gate: Gate, row: Row<'_>, inter: usize, out: &mut [f32], stride: usize) {
-        let each = |f: &dyn Fn(f32, f32) -> f32, out: &mut [f32]| {
-            for (i, out) in out.iter_mut().step_by(stride).take(inter).enumerate() {
-                let (g, l) = gate.pair(row, i, inter);
-                *out = f(g, l);
+impl Apply<'_> {
+    /// `f` of the activated value and its factor, feature by feature.
+    #[inline(always)]
+    fn each(self, f: impl Fn(f32, f32) -> f32) {
+        let Row { fc1, fc3, out } = self.row;
+        let inter = out.len();
+        match self.gate {
+            Gate::None => out.iter_mut().zip(fc1).for_each(|(out, &g)| *out = f(g, 1.0)),
+            Gate::Interleaved => {
+                out.iter_mut().zip(fc1.as_chunks::<2>().0).for_each(|(out, &[g, l])| *out = f(g, l));
             }
-        };
-        let Self { alpha, beta, limit, .. } = *self;
-        match self.kind {
-            Kind::Relu => each(&|g, l| g.max(0.0) * l, out),
-            Kind::Relu2 => each(&|g, l| g.max(0.0) * g.max(0.0) * l, out),
-            Kind::Gelu | Kind::Geglu => each(&|g, l| gelu(g) * l, out),
-            Kind::Silu => each(&|g, l| silu(g) * l, out),
-            Kind::Identity => each(&|g, l| g * l, out),
-            Kind::Swiglu if self.limit_after => {
-                each(&|g, l| (g * sigmoid(alpha * g)).min(limit) * (l.clamp(-limit, limit) + beta), out);
+            Gate::Halves => {
+                let (g, l) = fc1.split_at(inter);
+                out.iter_mut().zip(g.iter().zip(l)).for_each(|(out, (&g, &l))| *out = f(g, l));
             }
-            Kind::Swiglu => each(
-                &|g, l| {
-                    let g = g.min(limit);
-                    g * sigmoid(alpha * g) * (l.clamp(-limit, limit) + beta)
-                },
-                out,
-            ),
+            Gate::Separate => out.iter_mut().zip(fc1.iter().zip(fc3)).for_each(|(out, (&g, &l))| *out = f(g, l)),
         }
     }
 }

@@ -1,15 +1,18 @@
 //! A projection's weights where the CPU kernel can multiply with them.
 
-use super::experts::{Expert, Experts, Raw};
-use super::problem::{Matrix, Slots};
+use super::experts::{Experts, Raw, Sizes};
+use super::problem::{Format, Matrix, Slots};
+use super::product::{Active, Form, Operand};
 use crate::build::BuildCx;
 use crate::cpu::dense;
+use crate::cpu::float::Float;
 use crate::cpu::simd::LANES;
-use crate::cpu::sink::Sink;
 use crate::kernel::{Carver, RunCx};
 use crate::par::SharedMut;
+use crate::quant::nbits::{self, Layout, Source};
 use crate::settings::Tier;
 use crate::weights::Constant;
+use crate::with_float;
 use abi::tensor::AlignedBytes;
 use abi::{DType, Error, Result};
 use std::ops::Range;
@@ -22,29 +25,28 @@ pub(super) struct Projection {
     /// [E, N], where it is a constant.
     bias: Option<Arc<Vec<f32>>>,
     tier: Tier,
+    int8: bool,
 }
 
 enum Bank {
+    /// Integers as MatMulNBits packs them, one expert after the other.
+    Blocks(Arc<Blocks>),
+    /// Panels of [`dense`], one expert after the other.
+    Dense(DType, Arc<AlignedBytes>),
     /// All experts in the form that the format names.
     Held(Arc<Held>),
     /// Inputs of the run.
     AtRun,
 }
 
+struct Blocks {
+    layout: Layout,
+    bytes: AlignedBytes,
+}
+
 struct Held {
     bytes: AlignedBytes,
     global: Vec<f32>,
-}
-
-/// A projection in a Run.
-pub(super) struct Active<'a> {
-    pub matrix: &'a Matrix,
-    /// All experts' weights, scales and zero points.
-    bytes: &'a [u8],
-    global: &'a [f32],
-    pub bias: Option<&'a [f32]>,
-    tier: Tier,
-    experts: usize,
 }
 
 impl Slots {
@@ -54,25 +56,21 @@ impl Slots {
     }
 }
 
-/// Bytes of all experts of a projection.
-fn held_bytes(matrix: &Matrix, experts: usize) -> usize {
-    matrix.sizes().total() * experts
-}
-
 impl Projection {
     /// Takes over the constants.
-    pub fn build(cx: &mut BuildCx, matrix: Matrix, experts: usize) -> Result<Self> {
-        let slots = matrix.slots;
-        let tier = cx.settings().tier;
+    pub fn build(cx: &mut BuildCx, matrix: Matrix, experts: usize, int8: bool) -> Result<Self> {
+        let (slots, tier) = (matrix.slots, cx.settings().tier);
         let mut constant = true;
         for slot in slots.weight_slots() {
             constant &= !cx.has_input(slot) || cx.constant(slot)?.is_some();
         }
-        let bank = if constant {
-            let name = format!("moe {experts} {:?} {:?}", matrix.format, matrix.stored);
-            Bank::Held(cx.pack(&slots.weight_slots(), &name, |c| hold(&matrix, experts, c))?)
-        } else {
-            Bank::AtRun
+        let name = format!("moe {experts} {:?} {:?}", matrix.format, matrix.stored);
+        let from = slots.weight_slots();
+        let bank = match matrix.format {
+            _ if !constant => Bank::AtRun,
+            Format::Int(layout) => Bank::Blocks(cx.pack(&from, &name, |c| blocks(&matrix, experts, layout, c))?),
+            Format::Dense(dtype) => Bank::Dense(dtype, cx.pack(&from, &name, |c| panels(&matrix, experts, dtype, c))?),
+            _ => Bank::Held(cx.pack(&from, &name, |c| hold(&matrix, experts, c))?),
         };
         let bias = match cx.constant(slots.bias)? {
             None => None,
@@ -81,25 +79,33 @@ impl Projection {
                 bias.ok_or_else(|| Error::Internal("a bias is not of a float type".into()))
             })?),
         };
-        Ok(Self { matrix, bank, bias, tier })
+        Ok(Self { matrix, bank, bias, tier, int8 })
+    }
+
+    /// How the rows that the projection reads are laid out.
+    pub fn form(&self) -> Form {
+        match &self.bank {
+            Bank::Blocks(blocks) if self.int8 => Form::Int8(blocks.layout),
+            Bank::Blocks(blocks) => Form::Floats { k: blocks.layout.padded_k(), block: blocks.layout.block },
+            _ => Form::Floats { k: self.matrix.k, block: 0 },
+        }
     }
 
     /// Scratch for [`Self::active`].
     pub fn scratch_bytes(&self, experts: usize) -> usize {
         let weights = match self.bank {
-            Bank::AtRun => Carver::size::<u8>(held_bytes(&self.matrix, experts)),
-            Bank::Held(_) => 0,
+            Bank::AtRun => Carver::size::<u8>(self.matrix.sizes().total() * experts),
+            _ => 0,
         };
         let bias = if self.bias.is_none() { Carver::size::<f32>(experts * self.matrix.n) } else { 0 };
         weights + bias
     }
 
-    /// The weights of a Run; `wanted` are the experts that it needs.
+    /// The projection in a Run.
     pub fn active<'a, 'b: 'a>(
         &'a self,
         cx: &RunCx<'b>,
         experts: usize,
-        wanted: &[u32],
         scratch: &mut Carver<'a>,
     ) -> Result<Active<'a>> {
         let slots = &self.matrix.slots;
@@ -108,72 +114,82 @@ impl Projection {
             (None, None) => None,
             (None, Some(bias)) => {
                 let out = scratch.take::<f32>(experts * self.matrix.n);
-                crate::with_float!(bias.dtype(), T => <T as crate::cpu::float::Float>::widen(bias.slice::<T>(), out));
+                with_float!(bias.dtype(), T => T::widen(bias.slice::<T>(), out));
                 Some(&*out)
             }
         };
-        let (bytes, global) = match &self.bank {
-            Bank::Held(held) => (held.bytes.as_slice(), held.global.as_slice()),
-            Bank::AtRun => {
-                let tensor = |slot: Option<usize>| slot.and_then(|slot| cx.input(slot));
-                let bytes = |slot| tensor(slot).map_or(&[][..], |t| t.bytes());
-                let raw = Raw {
-                    weights: bytes(Some(slots.weights)),
-                    scales: bytes(slots.scales),
-                    scale: tensor(slots.scales).map_or(DType::F32, |t| t.dtype()),
-                    zero_points: bytes(slots.zero_points),
-                    global: tensor(slots.global).map_or(&[][..], |t| t.slice::<f32>()),
-                };
-                let out = scratch.take::<u8>(held_bytes(&self.matrix, experts));
-                fill(&Experts::new(&self.matrix, experts, raw)?, experts, out, wanted, cx);
-                (&*out, raw.global)
-            }
+        let operand = match &self.bank {
+            Bank::Blocks(blocks) => Operand::Blocks { layout: blocks.layout, bytes: blocks.bytes.as_slice() },
+            Bank::Dense(dtype, bytes) => Operand::Dense { dtype: *dtype, bytes: bytes.as_slice() },
+            Bank::Held(held) => Operand::Held { bytes: held.bytes.as_slice(), global: &held.global, experts },
+            Bank::AtRun => self.at_run(cx, experts, scratch)?,
         };
-        Ok(Active { matrix: &self.matrix, bytes, global, bias, tier: self.tier, experts })
+        Ok(Active { matrix: &self.matrix, operand, form: self.form(), bias, tier: self.tier })
+    }
+
+    /// Unpacks weights that arrive with the Run.
+    fn at_run<'a, 'b: 'a>(&self, cx: &RunCx<'b>, experts: usize, scratch: &mut Carver<'a>) -> Result<Operand<'a>> {
+        let slots = &self.matrix.slots;
+        let tensor = |slot: Option<usize>| slot.and_then(|slot| cx.input(slot));
+        let bytes = |slot| tensor(slot).map_or(&[][..], |t| t.bytes());
+        let raw = Raw {
+            weights: bytes(Some(slots.weights)),
+            scales: bytes(slots.scales),
+            scale: tensor(slots.scales).map_or(DType::F32, |t| t.dtype()),
+            zero_points: bytes(slots.zero_points),
+            global: tensor(slots.global).map_or(&[][..], |t| t.slice::<f32>()),
+        };
+        let from = Experts::new(&self.matrix, experts, raw)?;
+        let out = scratch.take::<u8>(self.matrix.sizes().total() * experts);
+        let shared = SharedMut::new(&mut *out);
+        cx.par.for_each(experts, |e| {
+            let [weights, scales, points] = self.matrix.places(experts, e);
+            // SAFETY: the places of different experts do not overlap, and each expert is visited once.
+            unsafe { from.fill(e, shared.slice(weights), shared.slice(scales), shared.slice(points)) };
+        });
+        Ok(Operand::Held { bytes: out, global: raw.global, experts })
     }
 }
 
-/// Where expert `e`'s weights, scales and zero points lie.
-fn places(matrix: &Matrix, experts: usize, e: usize) -> [Range<usize>; 3] {
-    let sizes = matrix.sizes();
-    let scales = experts * sizes.weights;
-    let points = scales + experts * sizes.scales;
-    let part = |from: usize, size: usize| from + e * size..from + (e + 1) * size;
-    [part(0, sizes.weights), part(scales, sizes.scales), part(points, sizes.zero_points)]
+impl Matrix {
+    /// Where expert `e`'s weights, scales and zero points lie when all experts are held together.
+    pub fn places(&self, experts: usize, e: usize) -> [Range<usize>; 3] {
+        let Sizes { weights, scales, zero_points } = self.sizes();
+        let part = |from: usize, size: usize| from + e * size..from + (e + 1) * size;
+        [part(0, weights), part(experts * weights, scales), part(experts * (weights + scales), zero_points)]
+    }
 }
 
-/// Unpacks the `wanted` experts of a Run.
-fn fill(from: &Experts<'_>, experts: usize, out: &mut [u8], wanted: &[u32], cx: &RunCx<'_>) {
-    let out = SharedMut::new(out);
-    cx.par.for_each(wanted.len(), |i| {
-        let [weights, scales, points] = places(from.matrix, experts, wanted[i] as usize);
-        // SAFETY: the places of different experts do not overlap, and each expert is wanted once.
-        unsafe { from.fill(wanted[i] as usize, out.slice(weights), out.slice(scales), out.slice(points)) };
-    });
-}
-
-/// Unpacks all experts from constants.
-fn hold(matrix: &Matrix, experts: usize, constants: &[Option<Constant>]) -> Result<Held> {
+/// The constants of a projection.
+fn raw<'a>(slots: &Slots, constants: &'a [Option<Constant>]) -> Raw<'a> {
     let at = |slot: Option<usize>| {
-        let place = matrix.slots.weight_slots().into_iter().position(|s| Some(s) == slot)?;
+        let place = slots.weight_slots().into_iter().position(|s| Some(s) == slot)?;
         constants[place].as_ref()
     };
     let bytes = |slot: Option<usize>| at(slot).map_or(&[][..], Constant::bytes);
-    let slots = &matrix.slots;
-    let raw = Raw {
+    Raw {
         weights: bytes(Some(slots.weights)),
         scales: bytes(slots.scales),
         scale: at(slots.scales).map_or(DType::F32, Constant::dtype),
         zero_points: bytes(slots.zero_points),
         global: at(slots.global).and_then(Constant::as_slice).unwrap_or(&[]),
-    };
+    }
+}
+
+/// Memory for all experts.
+fn memory(asked: Option<usize>) -> Result<AlignedBytes> {
+    let asked = asked.unwrap_or(usize::MAX);
+    AlignedBytes::try_zeroed(asked).ok_or_else(|| Error::Memory { asked, purpose: "expert weights".into() })
+}
+
+/// Takes over all experts in the form that the format names.
+fn hold(matrix: &Matrix, experts: usize, constants: &[Option<Constant>]) -> Result<Held> {
+    let raw = raw(&matrix.slots, constants);
     let from = Experts::new(matrix, experts, raw)?;
-    let asked = held_bytes(matrix, experts);
-    let mut bytes =
-        AlignedBytes::try_zeroed(asked).ok_or_else(|| Error::Memory { asked, purpose: "expert weights".into() })?;
+    let mut bytes = memory(matrix.sizes().total().checked_mul(experts))?;
     let out = SharedMut::new(bytes.as_mut_slice());
     for e in 0..experts {
-        let [weights, scales, points] = places(matrix, experts, e);
+        let [weights, scales, points] = matrix.places(experts, e);
         // SAFETY: the three places do not overlap, and the borrows end here.
         unsafe { from.fill(e, out.slice(weights), out.slice(scales), out.slice(points)) };
         constants.iter().flatten().for_each(Constant::forget_pages);
@@ -181,73 +197,61 @@ fn hold(matrix: &Matrix, experts: usize, constants: &[Option<Constant>]) -> Resu
     Ok(Held { bytes, global: raw.global.to_vec() })
 }
 
-/// Rows of one expert times some of its panels.
-pub(super) struct Part<'a> {
-    pub expert: usize,
-    /// The expert's rows in groups, K values a row.
-    pub a: *const f32,
-    /// How many rows.
-    pub rows: usize,
-    pub panels: Range<usize>,
-    pub out: Sink<'a>,
-    /// [`Active::buffer`] values of the task's own.
-    pub buffer: &'a mut [f32],
+/// Calls `f(e, weights, scales, zero points)` for every expert.
+fn each_expert(
+    matrix: &Matrix,
+    experts: usize,
+    constants: &[Option<Constant>],
+    mut f: impl FnMut(usize, &[u8], &[u8], &[u8]),
+) -> Result<()> {
+    let from = Experts::new(matrix, experts, raw(&matrix.slots, constants))?;
+    let sizes = matrix.sizes();
+    let mut one = memory(Some(sizes.total()))?;
+    for e in 0..experts {
+        let (weights, rest) = one.as_mut_slice().split_at_mut(sizes.weights);
+        let (scales, points) = rest.split_at_mut(sizes.scales);
+        from.fill(e, weights, scales, points);
+        f(e, weights, scales, points);
+        constants.iter().flatten().for_each(Constant::forget_pages);
+    }
+    Ok(())
 }
 
-impl Active<'_> {
-    /// Values of the buffer that a task of [`Self::multiply`] needs.
-    pub fn buffer(matrix: &Matrix) -> usize {
-        matrix.k * (LANES + 1)
-    }
-
-    /// Panels of 16 rows of a matrix.
-    pub fn panels(&self) -> usize {
-        self.matrix.n.div_ceil(LANES)
-    }
-
-    fn expert(&self, e: usize) -> Expert<'_> {
-        let [weights, scales, points] = places(self.matrix, self.experts, e).map(|range| &self.bytes[range]);
-        let global = self.global.get(e).copied().unwrap_or(1.0);
-        Expert { matrix: self.matrix, weights, scales, zero_points: points, global }
-    }
-
-    /// One expert's bias.
-    pub fn bias_of(&self, e: usize) -> Option<&[f32]> {
-        self.bias.map(|bias| &bias[e * self.matrix.n..][..self.matrix.n])
-    }
-
-    /// Computes the part.
-    ///
-    /// # Safety
-    /// `a` holds the rows, the sink's memory is valid for the panels, and nobody else touches it.
-    pub unsafe fn multiply(&self, part: Part<'_>) {
-        let k = self.matrix.k;
-        let expert = self.expert(part.expert);
-        let kernel = dense::kernel(self.tier);
-        let (panel_buffer, row) = part.buffer.split_at_mut(k * LANES);
-        for panel in part.panels {
-            for c in 0..LANES {
-                let n = panel * LANES + c;
-                if n < self.matrix.n {
-                    expert.decode_row(n, &mut row[..k]);
-                } else {
-                    row.fill(0.0);
-                }
-                let column = panel_buffer[c..].iter_mut().step_by(LANES);
-                column.zip(&*row).for_each(|(to, from)| *to = *from);
-            }
-            // SAFETY: the caller's promises; the panel was decoded just now; the processor has the tier.
-            unsafe {
-                kernel(&dense::Part {
-                    a: part.a,
-                    a_stride: k,
-                    rows: 0..part.rows,
-                    b: dense::Panels::packed(panel_buffer.as_ptr().cast(), DType::F32, k),
-                    first_panel: panel,
-                    panels: panel..panel + 1,
-                    out: &part.out,
-                });
-            }
+/// Packs integers into the panels that [`crate::cpu::nbits`] streams.
+fn blocks(matrix: &Matrix, experts: usize, from: Layout, constants: &[Option<Constant>]) -> Result<Blocks> {
+    let scales = constants[1].as_ref().and_then(Constant::as_slice::<f32>);
+    let half = scales.is_some_and(nbits::fit_half);
+    let layout = if half { Layout { scale: DType::F16, ..from } } else { from };
+    let size = layout.bytes().unwrap_or(usize::MAX);
+    let mut bytes = memory(size.checked_mul(experts))?;
+    each_expert(matrix, experts, constants, |e, b, scales, zero_points| {
+        let halves = if half { nbits::halved(scales) } else { Vec::new() };
+        let source = Source { b, scales: if half { &halves } else { scales }, zero_points };
+        let out = &mut bytes.as_mut_slice()[e * size..][..size];
+        for (panel, out) in out.chunks_exact_mut(layout.panel_bytes()).enumerate() {
+            layout.pack_panel(panel, &source, out);
         }
-    }
+    })?;
+    Ok(Blocks { layout, bytes })
+}
+
+/// Packs whole numbers into the panels that [`dense`] reads.
+fn panels(matrix: &Matrix, experts: usize, dtype: DType, constants: &[Option<Constant>]) -> Result<AlignedBytes> {
+    let Matrix { n, k, .. } = *matrix;
+    let size = n.next_multiple_of(LANES) * k * dense::element_bytes(dtype);
+    let mut bytes = memory(size.checked_mul(experts))?;
+    let all = constants[0].as_ref();
+    with_float!(dtype, T => {
+        let all = all.and_then(Constant::as_slice::<T>).ok_or_else(|| Error::Internal("weights changed their type".into()))?;
+        for (e, out) in bytes.as_mut_slice().chunks_exact_mut(size).enumerate() {
+            let from = &all[e * n * k..][..n * k];
+            // SAFETY: any bytes are numbers of these types; what is not aligned, of which there is nothing, is left out.
+            let (_, out, _) = unsafe { out.align_to_mut::<T>() };
+            for (panel, out) in out.chunks_exact_mut(LANES * k).enumerate() {
+                dense::pack_panel(from, (1, k), (k, n), panel, T::from_f32(0.0), out);
+            }
+            constants.iter().flatten().for_each(Constant::forget_pages);
+        }
+    });
+    Ok(bytes)
 }

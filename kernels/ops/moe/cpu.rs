@@ -1,18 +1,17 @@
 //! The CPU kernel: routes tokens, gathers each expert's rows, and multiplies them expert by expert.
 
 use super::activation::Row;
-use super::bank::{Active, Part, Projection};
+use super::bank::Projection;
+use super::pass::{CHUNK_ROWS, Lefts, Pass, TILE_ROWS};
 use super::problem::{INPUT, Problem, ROUTER, ROUTER_WEIGHTS};
+use super::product::{Active, Form};
 use super::route::Plan;
 use crate::build::BuildCx;
 use crate::cpu::convert::{Floats, FloatsMut};
-use crate::cpu::rows::{Groups, max_group};
-use crate::cpu::simd::LANES;
-use crate::cpu::sink::{Addend, Sink};
 use crate::kernel::{Carver, Kernel, RunCx, Shapes};
-use crate::par::{Par, SharedMut};
+use crate::par::SharedMut;
 use crate::settings::Tier;
-use abi::{DType, Result};
+use abi::Result;
 use std::ops::Range;
 
 pub(super) struct Moe {
@@ -26,14 +25,14 @@ pub(super) struct Moe {
 }
 
 /// Takes over a node's weights.
-pub(super) fn build(cx: &mut BuildCx) -> Result<Box<dyn Kernel>> {
+pub(super) fn build(cx: &mut BuildCx) -> Result<Moe> {
     let problem = Problem::of(cx)?;
-    let experts = problem.experts;
-    let fc1 = Projection::build(cx, problem.fc1.clone(), experts)?;
-    let fc2 = Projection::build(cx, problem.fc2.clone(), experts)?;
-    let fc3 = problem.fc3.clone().map(|m| Projection::build(cx, m, experts)).transpose()?;
+    let mut projection = |matrix| Projection::build(cx, matrix, problem.experts, problem.int8);
+    let fc1 = projection(problem.fc1.clone())?;
+    let fc2 = projection(problem.fc2.clone())?;
+    let fc3 = problem.fc3.clone().map(projection).transpose()?;
     let settings = cx.settings();
-    Ok(Box::new(Moe { problem, fc1, fc2, fc3, tier: settings.tier, workers: settings.chunks }))
+    Ok(Moe { problem, fc1, fc2, fc3, tier: settings.tier, workers: settings.chunks })
 }
 
 /// Rows (one a token and choice) that are computed together: their values should stay below the weights in size.
@@ -41,18 +40,22 @@ const MAX_ROWS: usize = 8192;
 
 /// What one pass over some tokens works in.
 struct Room<'a> {
-    /// Of each row: its expert and weight, and the rows in the order of experts.
+    /// Of each token and choice: its expert and weight.
     experts: &'a mut [u32],
     weights: &'a mut [f32],
+    /// See [`Plan`].
     starts: &'a mut [u32],
     rows: &'a mut [u32],
+    /// Experts that have rows, and where chunks of rows begin.
     active: &'a mut [u32],
+    chunks: &'a mut [u32],
     /// One token's logits, and its given weights, a task.
     logits: &'a mut [f32],
-    left: &'a mut [f32],
+    left: &'a mut [u8],
+    scales: &'a mut [f32],
+    fixes: &'a mut [f32],
     fc1: &'a mut [f32],
     fc3: &'a mut [f32],
-    hidden: &'a mut [f32],
     sums: &'a mut [f32],
     tile: &'a mut [f32],
     buffers: &'a mut [f32],
@@ -64,26 +67,33 @@ impl Moe {
         tokens.min((MAX_ROWS / self.problem.routing.top).max(1))
     }
 
-    /// Elements of each piece of [`Room`], the f32 ones after the u32 ones.
-    fn counts(&self, tokens: usize) -> ([usize; 4], [usize; 9]) {
+    fn projections(&self) -> impl Iterator<Item = &Projection> {
+        [Some(&self.fc1), Some(&self.fc2), self.fc3.as_ref()].into_iter().flatten()
+    }
+
+    /// Elements of each piece of [`Room`]: u32, f32, and bytes.
+    fn counts(&self, tokens: usize) -> ([usize; 5], [usize; 8], usize) {
         let p = &self.problem;
         let pass = self.pass(tokens);
         let rows = pass * p.routing.top;
-        let buffer = self.buffer();
-        let fc3 = p.fc3.as_ref().map_or(0, |m| rows * m.n);
-        let integers = [rows, p.experts + 1, rows, p.experts];
+        let most = |of: fn(&Form) -> usize| self.projections().map(|p| of(&p.form())).max().unwrap_or(0);
+        let integers = [rows, p.experts + 1, rows, p.experts, rows.div_ceil(CHUNK_ROWS) + p.experts + 1];
         let floats = [
             rows,
             self.workers * 2 * p.experts,
-            rows * p.hidden,
+            rows * most(Form::blocks),
+            rows * most(Form::blocks),
             rows * p.fc1.n,
-            fc3,
-            rows * p.inter,
+            p.fc3.as_ref().map_or(0, |m| rows * m.n),
             pass * p.hidden,
-            self.workers * pass * LANES,
-            self.workers * buffer,
+            self.workers * (self.tile(pass) + self.buffer()),
         ];
-        (integers, floats)
+        (integers, floats, rows * most(Form::row_bytes))
+    }
+
+    /// Values of a worker's tile of FC2.
+    fn tile(&self, pass: usize) -> usize {
+        pass.min(TILE_ROWS) * Pass::TILE_COLUMNS
     }
 
     /// Values that a task of any projection works in.
@@ -92,10 +102,28 @@ impl Moe {
     }
 
     fn room<'a>(&self, tokens: usize, scratch: &mut Carver<'a>) -> Room<'a> {
-        let (integers, floats) = self.counts(tokens);
-        let [experts, starts, rows, active] = integers.map(|n| scratch.take::<u32>(n));
-        let [weights, logits, left, fc1, fc3, hidden, sums, tile, buffers] = floats.map(|n| scratch.take::<f32>(n));
-        Room { experts, weights, starts, rows, active, logits, left, fc1, fc3, hidden, sums, tile, buffers }
+        let (integers, floats, bytes) = self.counts(tokens);
+        let [experts, starts, rows, active, chunks] = integers.map(|n| scratch.take::<u32>(n));
+        let [weights, logits, scales, fixes, fc1, fc3, sums, own] = floats.map(|n| scratch.take::<f32>(n));
+        let left = scratch.take::<u8>(bytes);
+        let (tile, buffers) = own.split_at_mut(self.workers * self.tile(self.pass(tokens)));
+        Room {
+            experts,
+            weights,
+            starts,
+            rows,
+            active,
+            chunks,
+            logits,
+            left,
+            scales,
+            fixes,
+            fc1,
+            fc3,
+            sums,
+            tile,
+            buffers,
+        }
     }
 
     /// Chooses the experts of tokens `range`.
@@ -128,34 +156,44 @@ impl Moe {
     /// Computes tokens `range` into the output.
     fn tokens(&self, cx: &RunCx<'_>, w: &Weights<'_>, range: Range<usize>, room: &mut Room<'_>, out: FloatsMut<'_>) {
         let p = &self.problem;
+        let (h, inter, n1) = (p.hidden, p.inter, p.fc1.n);
         let (top, pairs) = (p.routing.top, range.len() * p.routing.top);
         let plan = Plan::new(&room.experts[..pairs], room.starts, &mut room.rows[..pairs]);
-        let mut count = 0;
-        for e in (0..p.experts).filter(|&e| !plan.of(e).is_empty()) {
-            room.active[count] = e as u32;
-            count += 1;
-        }
+        let (active, chunks) = plan.list(room.active, room.chunks);
         let pass = Pass {
-            moe: self,
             par: cx.par,
+            tier: self.tier,
+            workers: self.workers,
             plan,
-            active: &room.active[..count],
+            active,
+            chunks,
             buffers: SharedMut::new(room.buffers),
             buffer: self.buffer(),
         };
-        pass.gather(Floats::of(cx.required(INPUT)), range.start, room.left);
-        pass.project(&w.fc1, room.left, room.fc1);
+        let lefts = &mut Lefts { a: room.left, scales: room.scales, fixes: room.fixes };
+        let x = Floats::of(cx.required(INPUT));
+        let token = |at: usize, out: &mut [f32]| {
+            let token = range.start + pass.plan.rows[at] as usize / top;
+            x.read(token * h..(token + 1) * h, out);
+        };
+        pass.prepare(&w.fc1, token, lefts);
+        pass.project(&w.fc1, lefts, room.fc1);
         if let Some(fc3) = &w.fc3 {
-            pass.project(fc3, room.left, room.fc3);
+            pass.prepare(fc3, token, lefts);
+            pass.project(fc3, lefts, room.fc3);
         }
-        pass.activate(room.fc1, room.fc3, room.hidden);
-        let sums = &mut room.sums[..range.len() * p.hidden];
+        let (fc1, fc3) = (&*room.fc1, &*room.fc3);
+        let features = |at: usize, out: &mut [f32]| {
+            let fc3 = fc3.get(at * inter..(at + 1) * inter).unwrap_or(&[]);
+            p.activation.apply(self.tier, p.gate, Row { fc1: &fc1[at * n1..(at + 1) * n1], fc3, out });
+        };
+        pass.prepare(&w.fc2, features, lefts);
+        let sums = &mut room.sums[..range.len() * h];
         sums.fill(0.0);
-        pass.sum(&w.fc2, room.hidden, &room.weights[..pairs], top, SharedMut::new(room.tile), SharedMut::new(sums));
+        pass.sum(&w.fc2, lefts, (&room.weights[..pairs], top), SharedMut::new(room.tile), SharedMut::new(sums));
         cx.par.ranges(sums.len(), 1 << 14, |part| {
-            let to = range.start * p.hidden + part.start..range.start * p.hidden + part.end;
             // SAFETY: `ranges` gives disjoint ranges.
-            unsafe { out.write(to, &sums[part]) };
+            unsafe { out.write(range.start * h + part.start..range.start * h + part.end, &sums[part]) };
         });
     }
 }
@@ -174,11 +212,10 @@ impl Kernel for Moe {
     fn scratch_bytes(&self, shapes: &Shapes<'_>) -> usize {
         let p = &self.problem;
         let tokens = shapes.input(INPUT).iter().product::<usize>() / p.hidden;
-        let (integers, floats) = self.counts(tokens);
+        let (integers, floats, bytes) = self.counts(tokens);
         let room: usize = integers.iter().chain(&floats).map(|&n| Carver::size::<f32>(n)).sum();
-        let projections = [Some(&self.fc1), Some(&self.fc2), self.fc3.as_ref()];
-        let weights: usize = projections.into_iter().flatten().map(|p2| p2.scratch_bytes(p.experts)).sum();
-        room + weights
+        let weights: usize = self.projections().map(|projection| projection.scratch_bytes(p.experts)).sum();
+        room + Carver::size::<u8>(bytes) + weights
     }
 
     fn run(&self, cx: &mut RunCx<'_>) -> Result<()> {
@@ -191,15 +228,10 @@ impl Kernel for Moe {
         let out = FloatsMut::of(out);
         let mut scratch = Carver::new(cx.take_scratch());
         let mut room = self.room(tokens, &mut scratch);
-        let all: &[u32] = {
-            room.active.iter_mut().enumerate().for_each(|(e, to)| *to = e as u32);
-            room.active
-        };
-        let cx = &*cx;
         let w = Weights {
-            fc1: self.fc1.active(cx, p.experts, all, &mut scratch)?,
-            fc2: self.fc2.active(cx, p.experts, all, &mut scratch)?,
-            fc3: self.fc3.as_ref().map(|fc3| fc3.active(cx, p.experts, all, &mut scratch)).transpose()?,
+            fc1: self.fc1.active(cx, p.experts, &mut scratch)?,
+            fc2: self.fc2.active(cx, p.experts, &mut scratch)?,
+            fc3: self.fc3.as_ref().map(|fc3| fc3.active(cx, p.experts, &mut scratch)).transpose()?,
         };
         let pass = self.pass(tokens);
         for start in (0..tokens).step_by(pass) {
@@ -208,160 +240,5 @@ impl Kernel for Moe {
             self.tokens(cx, &w, range, &mut room, out);
         }
         Ok(())
-    }
-}
-
-/// One pass: the rows of some tokens, sorted by expert.
-struct Pass<'a> {
-    moe: &'a Moe,
-    par: Par<'a>,
-    plan: Plan<'a>,
-    /// Experts that have rows.
-    active: &'a [u32],
-    buffers: SharedMut<'a, f32>,
-    buffer: usize,
-}
-
-/// Panels of one task.
-const PANELS: usize = 4;
-
-impl Pass<'_> {
-    /// Each expert's rows of the input in groups.
-    fn gather(&self, x: Floats<'_>, first: usize, out: &mut [f32]) {
-        const CHUNK: usize = 256;
-        let (h, top) = (self.moe.problem.hidden, self.moe.problem.routing.top);
-        let out = SharedMut::new(out);
-        self.par.for_each(self.active.len(), |i| {
-            let rows = self.plan.of(self.active[i] as usize);
-            // SAFETY: experts' rows do not overlap.
-            let out = unsafe { out.slice(rows.start * h..rows.end * h) };
-            for (row, size) in Groups::new(0..rows.len(), max_group(self.moe.tier)) {
-                let out = &mut out[row * h..(row + size) * h];
-                for r in 0..size {
-                    let token = first + self.plan.rows[rows.start + row + r] as usize / top;
-                    let mut values = [0f32; CHUNK];
-                    for at in (0..h).step_by(CHUNK) {
-                        let values = &mut values[..CHUNK.min(h - at)];
-                        x.read(token * h + at..token * h + at + values.len(), values);
-                        let to = out[at * size + r..].iter_mut().step_by(size);
-                        to.zip(&*values).for_each(|(to, v)| *to = *v);
-                    }
-                }
-            }
-        });
-    }
-
-    /// A first projection of every row.
-    fn project(&self, w: &Active<'_>, left: &[f32], out: &mut [f32]) {
-        let Active { matrix, .. } = w;
-        let (n, k) = (matrix.n, matrix.k);
-        let out = SharedMut::new(out);
-        let chunks = w.panels().div_ceil(PANELS);
-        self.tasks(self.active.len() * chunks, |task, buffer| {
-            let (e, chunk) = (self.active[task / chunks] as usize, task % chunks);
-            let rows = self.plan.of(e);
-            let sink = Sink {
-                // SAFETY: the rows lie within the buffer.
-                ptr: unsafe { out.start().add(rows.start * n) }.cast(),
-                dtype: DType::F32,
-                stride: n,
-                n,
-                alpha: 1.0,
-                addend: w.bias_of(e).map(|values| Addend { values, row: 0, column: 1 }),
-            };
-            let part = Part {
-                expert: e,
-                a: left[rows.start * k..].as_ptr(),
-                rows: rows.len(),
-                panels: chunk * PANELS..((chunk + 1) * PANELS).min(w.panels()),
-                out: sink,
-                buffer,
-            };
-            // SAFETY: the rows were gathered; tasks write disjoint tiles.
-            unsafe { w.multiply(part) };
-        });
-    }
-
-    /// FC2's left operand in groups.
-    fn activate(&self, fc1: &[f32], fc3: &[f32], out: &mut [f32]) {
-        let p = &self.moe.problem;
-        let (n1, inter) = (p.fc1.n, p.inter);
-        let out = SharedMut::new(out);
-        self.par.for_each(self.active.len(), |i| {
-            let rows = self.plan.of(self.active[i] as usize);
-            // SAFETY: experts' rows do not overlap.
-            let out = unsafe { out.slice(rows.start * inter..rows.end * inter) };
-            for (row, size) in Groups::new(0..rows.len(), max_group(self.moe.tier)) {
-                let out = &mut out[row * inter..(row + size) * inter];
-                for r in 0..size {
-                    let at = rows.start + row + r;
-                    let fc3 = if fc3.is_empty() { fc3 } else { &fc3[at * inter..][..inter] };
-                    let row = Row { fc1: &fc1[at * n1..][..n1], fc3 };
-                    p.activation.apply(p.gate, row, inter, &mut out[r..], size);
-                }
-            }
-        });
-    }
-
-    /// The second projection, each row weighed and added to its token's sum. A task owns panels of all tokens.
-    fn sum(
-        &self,
-        w: &Active<'_>,
-        left: &[f32],
-        weights: &[f32],
-        top: usize,
-        tile: SharedMut<'_, f32>,
-        sums: SharedMut<'_, f32>,
-    ) {
-        let (n, k) = (w.matrix.n, w.matrix.k);
-        let tile_size = tile.len() / self.moe.workers;
-        self.workers(w.panels(), |worker, panel, buffer| {
-            // SAFETY: a worker's piece is its own.
-            let tile = unsafe { tile.slice(worker * tile_size..(worker + 1) * tile_size) };
-            let columns = panel * LANES..((panel + 1) * LANES).min(n);
-            for &e in self.active {
-                let rows = self.plan.of(e as usize);
-                let out = Sink {
-                    // The sink counts columns from the matrix's first.
-                    ptr: tile.as_mut_ptr().wrapping_sub(panel * LANES).cast(),
-                    dtype: DType::F32,
-                    stride: LANES,
-                    n,
-                    alpha: 1.0,
-                    addend: w.bias_of(e as usize).map(|values| Addend { values, row: 0, column: 1 }),
-                };
-                let a = left[rows.start * k..].as_ptr();
-                let (expert, panels) = (e as usize, panel..panel + 1);
-                // SAFETY: the rows were gathered; the tile holds 16 values of each.
-                unsafe { w.multiply(Part { expert, a, rows: rows.len(), panels, out, buffer: &mut *buffer }) };
-                for (pair, values) in self.plan.rows[rows].iter().zip(tile.chunks_exact(LANES)) {
-                    let (token, weight) = (*pair as usize / top, weights[*pair as usize]);
-                    // SAFETY: the columns belong to this task.
-                    let sums = unsafe { sums.slice(token * n + columns.start..token * n + columns.end) };
-                    sums.iter_mut().zip(values).for_each(|(sum, v)| *sum += weight * v);
-                }
-            }
-        });
-    }
-
-    /// Calls `f(task, buffer)` for every task.
-    fn tasks(&self, n: usize, f: impl Fn(usize, &mut [f32]) + Sync) {
-        self.workers(n, |_, task, buffer| f(task, buffer));
-    }
-
-    /// Calls `f(worker, task, buffer)` for every task; a worker and its buffer belong to one thread at a time.
-    fn workers(&self, n: usize, f: impl Fn(usize, usize, &mut [f32]) + Sync) {
-        let next = std::sync::atomic::AtomicUsize::new(0);
-        self.par.for_each(self.moe.workers.min(n), |worker| {
-            // SAFETY: a worker's piece is its own.
-            let buffer = unsafe { self.buffers.slice(worker * self.buffer..(worker + 1) * self.buffer) };
-            loop {
-                let task = next.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
-                if task >= n {
-                    return;
-                }
-                f(worker, task, buffer);
-            }
-        });
     }
 }

@@ -8,7 +8,9 @@ mod activation;
 mod bank;
 mod cpu;
 mod experts;
+mod pass;
 mod problem;
+mod product;
 mod route;
 #[cfg(test)]
 mod tests;
@@ -188,5 +190,5 @@ fn infer(cx: &NodeCx) -> Result<Vec<Fact>> {
 }
 
 fn build(cx: &mut BuildCx) -> Result<Box<dyn Kernel>> {
-    cpu::build(cx)
+    Ok(Box::new(cpu::build(cx)?))
 }
