@@ -190,6 +190,6 @@ $(CACHE)/ort-%/stamp: tests/requirements-older.txt
 
 $(TOOLS)/cargo-%:
 	version=$$(sed -n 's/^cargo-$* //p' tests/cargo-tools.txt)
-	cargo install --quiet --locked --root $(CACHE)/tools --target-dir $(CACHE)/tools-build cargo-$*@$$version
+	cargo install --quiet --locked --debug --root $(CACHE)/tools --target-dir $(CACHE)/tools-build cargo-$*@$$version
 	rm -rf $(CACHE)/tools-build
 	touch $@
