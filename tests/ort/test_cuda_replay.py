@@ -20,6 +20,7 @@ import target
 pytestmark = pytest.mark.cuda_only("CUDA graphs")
 
 HYBRID = "qwen35-tiny-genai-int4-cuda"
+FLOAT = "qwen35-tiny-genai-fp32-cpu"
 CAPACITY = 64
 STEPS = 12
 # f16 graphs against ORT CPU's f16: the bound of the traces' logits.
@@ -174,6 +175,24 @@ def test_a_growing_cache_is_one_graph(fixture, prompts, expected):
     for number, (ids, reference) in enumerate(zip(prompts, expected, strict=True)):
         check(decoder.step(ids)["logits"], reference, f"step {number}")
     assert grown(before)["captures"] == 2
+
+
+@pytest.mark.parametrize("shared", (True, False), ids=("shared_cache", "growing_cache"))
+def test_500_tokens_take_a_graph_a_bucket_of_lengths(tmp_path, shared):
+    """The mask grows with each token, and so does the cache where it is not shared."""
+    fixture = models.Fixture(FLOAT, models.unpack(FLOAT, tmp_path))
+    tokens, rng = 500, np.random.default_rng(11)
+    theirs = models.Decoder(fixture.ort_cpu, fixture.steps)
+    session = session_for(fixture)
+    ours = DeviceDecoder(session, fixture.steps, capacity=512) if shared else models.Decoder(session, fixture.steps)
+    before = counters()
+    for number in range(1 + tokens):
+        ids = rng.integers(10, 400, (1, 5 if number == 0 else 1))
+        reference, got = theirs.step(ids)["logits"], ours.step(ids)
+        check(got if shared else got["logits"], reference, f"step {number}")
+    done = grown(before)
+    buckets = 1 if shared else 7  # 8, 16, ... 512
+    assert done["captures"] <= 1 + buckets and done["replays"] == 1 + tokens
 
 
 def test_shapes_may_alternate(fixture):
