@@ -5,6 +5,7 @@ pub mod arithmetic;
 pub mod attention;
 pub mod convert;
 pub mod dense;
+pub mod e4m3;
 pub mod float;
 pub mod isa;
 pub mod map;

@@ -164,13 +164,48 @@ unsafe fn tile_int8<S: Simd, const BITS: usize, const R: usize>(
     }
 }
 
+/// How the bits of a weight make a number.
+trait Code {
+    const BITS: usize;
+    /// The default zero point.
+    const ZERO: f32;
+    /// The low bits of each lane.
+    unsafe fn to_f<S: Simd>(a: S::I) -> S::F;
+}
+
+/// An unsigned integer.
+struct Int<const BITS: usize>;
+
+impl<const N: usize> Code for Int<N> {
+    const BITS: usize = N;
+    const ZERO: f32 = (1u32 << (N - 1)) as f32;
+    #[inline(always)]
+    unsafe fn to_f<S: Simd>(a: S::I) -> S::F {
+        // SAFETY: passed on.
+        unsafe { S::low_to_f::<N>(a) }
+    }
+}
+
+/// A float4e2m1.
+struct E2m1;
+
+impl Code for E2m1 {
+    const BITS: usize = 4;
+    const ZERO: f32 = 0.0;
+    #[inline(always)]
+    unsafe fn to_f<S: Simd>(a: S::I) -> S::F {
+        // SAFETY: passed on.
+        unsafe { S::e2m1_to_f(a) }
+    }
+}
+
 /// One group's rows times one panel in f32, into `out` (16 f32 a row).
 #[inline(always)]
-unsafe fn tile_f32<S: Simd, const BITS: usize, const R: usize>(w: &View<'_>, panel: Panel, left: &Left, out: *mut f32) {
+unsafe fn tile_f32<S: Simd, C: Code, const R: usize>(w: &View<'_>, panel: Panel, left: &Left, out: *mut f32) {
     let l = &w.layout;
     // SAFETY: as in `tile_int8`, with f32 rows.
     unsafe {
-        let default = S::splat((1u32 << (BITS - 1)) as f32);
+        let default = S::splat(C::ZERO);
         let mut sums = [S::splat(0.0); R];
         let (mut weights, mut a, mut fixes) = (panel.weights, left.a.cast::<f32>(), left.fixes);
         for b in 0..l.blocks() {
@@ -188,9 +223,9 @@ unsafe fn tile_f32<S: Simd, const BITS: usize, const R: usize>(w: &View<'_>, pan
                 if R == 1 {
                     S::prefetch(weights.wrapping_add(AHEAD));
                 }
-                for j in 0..8 / BITS {
+                for j in 0..8 / C::BITS {
                     for i in 0..4 {
-                        let w = S::low_to_f::<BITS>(S::shr(packed, (8 * i + BITS * j) as u32));
+                        let w = C::to_f::<S>(S::shr(packed, (8 * i + C::BITS * j) as u32));
                         if R == 1 && i % 2 == 1 {
                             odd = S::fma(S::splat(*a.add(4 * j + i)), w, odd);
                         } else {
@@ -201,7 +236,7 @@ unsafe fn tile_f32<S: Simd, const BITS: usize, const R: usize>(w: &View<'_>, pan
                     }
                 }
                 weights = weights.add(64);
-                a = a.add(32 / BITS * R);
+                a = a.add(32 / C::BITS * R);
             }
             if R == 1 {
                 acc[0] = S::add(acc[0], odd);
@@ -219,9 +254,9 @@ unsafe fn tile_f32<S: Simd, const BITS: usize, const R: usize>(w: &View<'_>, pan
 }
 
 macro_rules! product {
-    ($name:ident, $bits:ident, $tile:ident, $bytes:expr) => {
+    ($name:ident<$($bound:ident)+: $kind:ident>, $code:ident, $tile:ident, $bytes:expr) => {
         #[inline(always)]
-        unsafe fn $bits<S: Simd, const BITS: usize>(part: &Part<'_>) {
+        unsafe fn $name<S: Simd, $($bound)+: $kind>(part: &Part<'_>) {
             let l = &part.w.layout;
             for panel in part.panels.clone() {
                 let at = Panel::of(&part.w, panel);
@@ -235,7 +270,7 @@ macro_rules! product {
                         };
                         let mut tile = [0f32; MAX_GROUP * LANES];
                         let out = tile.as_mut_ptr();
-                        $crate::with_rows!(S, size, R => $tile::<S, BITS, R>(&part.w, at, &left, out));
+                        $crate::with_rows!(S, size, R => $tile::<S, $code, R>(&part.w, at, &left, out));
                         for r in 0..size {
                             part.out.store::<S>(row + r, panel * LANES, S::load(out.add(r * LANES)));
                         }
@@ -243,22 +278,40 @@ macro_rules! product {
                 }
             }
         }
-
-        #[inline(always)]
-        unsafe fn $name<S: Simd>(part: &Part<'_>) {
-            // SAFETY: the part's promises.
-            unsafe {
-                match part.w.layout.bits {
-                    2 => $bits::<S, 2>(part),
-                    4 => $bits::<S, 4>(part),
-                    _ => $bits::<S, 8>(part),
-                }
-            }
-        }
     };
 }
-product!(int8, int8_bits, tile_int8, 1);
-product!(float, float_bits, tile_f32, 4);
+product!(int8_bits<const BITS: usize>, BITS, tile_int8, 1);
+product!(float_code<C: Code>, C, tile_f32, 4);
+
+#[inline(always)]
+unsafe fn int8<S: Simd>(part: &Part<'_>) {
+    // SAFETY: the part's promises.
+    unsafe {
+        match part.w.layout.bits {
+            2 => int8_bits::<S, 2>(part),
+            4 => int8_bits::<S, 4>(part),
+            _ => int8_bits::<S, 8>(part),
+        }
+    }
+}
+
+#[inline(always)]
+unsafe fn float<S: Simd>(part: &Part<'_>) {
+    // SAFETY: the part's promises.
+    unsafe {
+        match part.w.layout.bits {
+            2 => float_code::<S, Int<2>>(part),
+            4 => float_code::<S, Int<4>>(part),
+            _ => float_code::<S, Int<8>>(part),
+        }
+    }
+}
+
+#[inline(always)]
+unsafe fn e2m1<S: Simd>(part: &Part<'_>) {
+    // SAFETY: the part's promises.
+    unsafe { float_code::<S, E2m1>(part) }
+}
 
 crate::tiered! {
     /// The int8 kernel of a tier. Its caller promises that the pointers hold what [`Part`] says and that parts that
@@ -269,6 +322,11 @@ crate::tiered! {
 crate::tiered! {
     /// The f32 kernel of a tier, under the same promises.
     pub fn f32_kernel(part: &Part<'_>) = float;
+}
+
+crate::tiered! {
+    /// The f32 kernel of a tier for weights whose four bits are a float4e2m1, under the same promises.
+    pub fn e2m1_kernel(part: &Part<'_>) = e2m1;
 }
 
 /// Panel `panel` of `w` as f32, for [`crate::cpu::dense`].
@@ -282,7 +340,7 @@ pub struct Decode<'a> {
 }
 
 #[inline(always)]
-unsafe fn decode_bits<S: Simd, const BITS: usize>(to: &Decode<'_>) {
+unsafe fn decode_code<S: Simd, C: Code>(to: &Decode<'_>) {
     let l = &to.w.layout;
     let panel = Panel::of(&to.w, to.panel);
     let (mut weights, mut out) = (panel.weights, to.out);
@@ -291,19 +349,19 @@ unsafe fn decode_bits<S: Simd, const BITS: usize>(to: &Decode<'_>) {
         unsafe {
             let scale = floats::<S>(l.scale, panel.scales, b);
             let zero = match l.zero_point {
-                ZeroPoint::Default => S::splat((1u32 << (BITS - 1)) as f32),
+                ZeroPoint::Default => S::splat(C::ZERO),
                 _ => zero_points::<S>(&to.w, panel, b),
             };
             for _ in 0..l.vectors() {
                 let packed = S::load_i(weights);
-                for j in 0..8 / BITS {
+                for j in 0..8 / C::BITS {
                     for i in 0..4 {
-                        let w = S::low_to_f::<BITS>(S::shr(packed, (8 * i + BITS * j) as u32));
+                        let w = C::to_f::<S>(S::shr(packed, (8 * i + C::BITS * j) as u32));
                         S::store(out.add((4 * j + i) * LANES), S::mul(S::sub(w, zero), scale));
                     }
                 }
                 weights = weights.add(64);
-                out = out.add(32 / BITS * LANES);
+                out = out.add(32 / C::BITS * LANES);
             }
         }
     }
@@ -314,14 +372,25 @@ unsafe fn decode<S: Simd>(to: &Decode<'_>) {
     // SAFETY: the caller's promises.
     unsafe {
         match to.w.layout.bits {
-            2 => decode_bits::<S, 2>(to),
-            4 => decode_bits::<S, 4>(to),
-            _ => decode_bits::<S, 8>(to),
+            2 => decode_code::<S, Int<2>>(to),
+            4 => decode_code::<S, Int<4>>(to),
+            _ => decode_code::<S, Int<8>>(to),
         }
     }
+}
+
+#[inline(always)]
+unsafe fn decode_e2m1<S: Simd>(to: &Decode<'_>) {
+    // SAFETY: the caller's promises.
+    unsafe { decode_code::<S, E2m1>(to) }
 }
 
 crate::tiered! {
     /// The panel decoder of a tier. Its caller promises that `out` holds padded K vectors.
     pub fn decoder(to: &Decode<'_>) = decode;
+}
+
+crate::tiered! {
+    /// The same for float4e2m1.
+    pub fn e2m1_decoder(to: &Decode<'_>) = decode_e2m1;
 }

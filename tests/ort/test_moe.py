@@ -340,8 +340,30 @@ def test_weights_that_are_not_initializers(rng):
     check_node(qmoe(rng, runtime=True, zero_points="packed"), dynamic=False)
 
 
-def test_every_tier(rng, tier):
-    check_node(qmoe(rng, zero_points="packed", tokens=(19,)), provider_options=tier)
+@pytest.mark.parametrize("tokens", [2, 19, 120])
+@pytest.mark.parametrize("bits", [2, 4, 8])
+def test_every_tier(rng, tier, bits, tokens):
+    """Experts of few rows and of many go different ways."""
+    n = qmoe(rng, bits=bits, zero_points="packed", tokens=(tokens,))
+    check_node(n, provider_options=tier, ort_tolerance=ORT_LEVEL_4)
+
+
+@pytest.mark.parametrize("tokens", [2, 120])
+@pytest.mark.parametrize("dtype", [F32, F16, BF16], ids=name_of)
+def test_every_tier_dense(rng, tier, dtype, tokens):
+    check_node(node(rng, None, Sizes(H=72, I=40), dtype=dtype, tokens=(tokens,)), provider_options=tier)
+
+
+@pytest.mark.parametrize("tokens", [2, 120])
+@pytest.mark.parametrize("kind", ["fp4", "nvfp4", "fp8"])
+def test_every_tier_of_small_floats(rng, tier, kind, tokens):
+    if kind == "fp8":
+        make = lambda rng, E, N, K, which: fp8(rng, E, N, K, block=32)  # noqa: E731
+        attrs = dict(expert_weight_bits=8, block_size=32)
+    else:
+        make, attrs = float4(kind, pack_columns), {}
+    n = node(rng, make, Sizes(H=96, I=64), quant_type=kind, tokens=(tokens,), **attrs)
+    check_node(n, provider_options=tier, ort_cpu="refuses")
 
 
 def test_every_tier_at_level_4(rng, tier):
@@ -382,6 +404,14 @@ def test_one_expert_for_all_tokens(rng):
 @pytest.mark.parametrize("E, k", [(256, 8), (512, 16)])
 def test_many_experts(rng, E, k):
     check_node(qmoe(rng, sizes=Sizes(E=E, H=32, I=32, k=k), tokens=(3,), weights_prepacked=0))
+
+
+def test_more_rows_than_one_pass(rng):
+    """An expert of all tokens, and more pairs than are worked on at once."""
+    logits = normal(rng, (2100, 4))
+    logits[:, 1] = 50
+    s = Sizes(H=32, I=16, k=4)
+    check_node(qmoe(rng, block=16, sizes=s, logits=logits, tokens=(2100,)))
 
 
 @pytest.mark.parametrize("tokens", [(1,), (2,), (3, 7), (0,), (2, 0), (130,)], ids=str)

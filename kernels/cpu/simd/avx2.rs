@@ -43,6 +43,20 @@ unsafe fn dot_small(w: __m256i, a: __m256i) -> __m256i {
     unsafe { _mm256_madd_epi16(_mm256_maddubs_epi16(w, a), _mm256_set1_epi16(1)) }
 }
 
+/// 16 float8e4m3fn as float16 of a 256th of their value.
+#[inline(always)]
+pub(super) unsafe fn e4m3_halves(p: *const u8) -> __m256i {
+    // SAFETY: the caller's processor has AVX2, and `p` is valid for 16 bytes.
+    unsafe {
+        let codes = _mm256_cvtepu8_epi16(_mm_loadu_si128(p.cast()));
+        let ones = _mm256_set1_epi16(0x7f);
+        let magnitude = _mm256_and_si256(codes, ones);
+        let nan = _mm256_and_si256(_mm256_cmpeq_epi16(magnitude, ones), _mm256_set1_epi16(0x7e00));
+        let sign = _mm256_and_si256(_mm256_slli_epi16::<8>(codes), _mm256_set1_epi16(i16::MIN));
+        _mm256_or_si256(_mm256_or_si256(sign, nan), _mm256_slli_epi16::<7>(magnitude))
+    }
+}
+
 impl Simd for Avx2 {
     type F = F;
     type I = I;
@@ -122,6 +136,23 @@ impl Simd for Avx2 {
         fn low_to_f<const BITS>(a: I) -> F = {
             let mask = _mm256_set1_epi32((1 << BITS) - 1);
             [_mm256_cvtepi32_ps(_mm256_and_si256(a[0], mask)), _mm256_cvtepi32_ps(_mm256_and_si256(a[1], mask))]
+        };
+        fn e2m1_to_f(a: I) -> F = {
+            // The lookup reads three bits; the fourth is the sign.
+            let table = _mm256_loadu_ps(super::E2M1.as_ptr());
+            let sign = _mm256_set1_epi32(i32::MIN);
+            let mut out = [_mm256_setzero_ps(); 2];
+            for (out, a) in out.iter_mut().zip(a) {
+                let sign = _mm256_and_si256(_mm256_slli_epi32::<28>(a), sign);
+                *out = _mm256_or_ps(_mm256_permutevar8x32_ps(table, a), _mm256_castsi256_ps(sign));
+            }
+            out
+        };
+        fn load_e4m3(p: *const u8) -> F = {
+            let halves = e4m3_halves(p);
+            let (low, high) = (_mm256_castsi256_si128(halves), _mm256_extracti128_si256::<1>(halves));
+            let factor = _mm256_set1_ps(256.0);
+            [_mm256_mul_ps(_mm256_cvtph_ps(low), factor), _mm256_mul_ps(_mm256_cvtph_ps(high), factor)]
         };
         fn round(a: F) -> I = [_mm256_cvtps_epi32(a[0]), _mm256_cvtps_epi32(a[1])];
         fn store_i8(p: *mut i8, v: I) = {

@@ -69,6 +69,9 @@ impl Simd for Avx512 {
                 _ => _mm512_cvtepi32_ps(_mm512_and_si512(a, _mm512_set1_epi32((1 << BITS) - 1))),
             }
         };
+        fn e2m1_to_f(a: __m512i) -> __m512 = _mm512_permutexvar_ps(a, _mm512_loadu_ps(super::E2M1.as_ptr()));
+        fn load_e4m3(p: *const u8) -> __m512 =
+            _mm512_mul_ps(_mm512_cvtph_ps(super::avx2::e4m3_halves(p)), _mm512_set1_ps(256.0));
         fn round(a: __m512) -> __m512i = _mm512_cvtps_epi32(a);
         fn store_i8(p: *mut i8, v: __m512i) = _mm_storeu_si128(p.cast(), _mm512_cvtepi32_epi8(v));
         fn reduce_add_i(a: __m512i) -> i32 = _mm512_reduce_add_epi32(a);

@@ -17,6 +17,20 @@ mod tests;
 /// Lanes of every vector.
 pub const LANES: usize = 16;
 
+/// The values of float4e2m1, by code.
+pub const E2M1: [f32; 16] = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0];
+
+/// The value of a float8e4m3fn: no infinities, all ones are NaN.
+pub fn e4m3(code: u8) -> f32 {
+    let (exponent, mantissa) = ((code >> 3) & 15, f32::from(code & 7));
+    let value = match exponent {
+        _ if code & 0x7f == 0x7f => f32::NAN,
+        0 => mantissa / 512.0,
+        _ => (1.0 + mantissa / 8.0) * 2f32.powi(i32::from(exponent) - 7),
+    };
+    if code & 0x80 == 0 { value } else { -value }
+}
+
 /// One instruction set.
 ///
 /// # Safety
@@ -82,6 +96,10 @@ pub trait Simd: Copy + Send + Sync + 'static {
     unsafe fn to_f(a: Self::I) -> Self::F;
     /// The low `BITS` bits of each lane, unsigned, as f32.
     unsafe fn low_to_f<const BITS: usize>(a: Self::I) -> Self::F;
+    /// The low four bits of each lane, a float4e2m1, as f32.
+    unsafe fn e2m1_to_f(a: Self::I) -> Self::F;
+    /// Reads and widens 16 float8e4m3fn.
+    unsafe fn load_e4m3(p: *const u8) -> Self::F;
     /// Rounds to nearest even.
     unsafe fn round(a: Self::F) -> Self::I;
     /// Writes the low byte of each lane.

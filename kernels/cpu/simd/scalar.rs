@@ -1,6 +1,6 @@
 //! Portable Rust: the reference that the other tiers are tested against.
 
-use super::{LANES, Simd};
+use super::{E2M1, LANES, Simd, e4m3};
 use half::{bf16, f16};
 
 /// The scalar tier.
@@ -152,6 +152,15 @@ impl Simd for Scalar {
     #[inline(always)]
     unsafe fn low_to_f<const BITS: usize>(a: Self::I) -> Self::F {
         map(a, |a| (a & ((1 << BITS) - 1)) as f32)
+    }
+    #[inline(always)]
+    unsafe fn e2m1_to_f(a: Self::I) -> Self::F {
+        map(a, |a| E2M1[(a & 15) as usize])
+    }
+    #[inline(always)]
+    unsafe fn load_e4m3(p: *const u8) -> Self::F {
+        // SAFETY: the trait's contract.
+        map(unsafe { read(p) }, e4m3)
     }
     #[inline(always)]
     unsafe fn round(a: Self::F) -> Self::I {

@@ -44,6 +44,8 @@ unsafe fn ops<S: Simd>(x: &[f32; 32], b: &[u8; 129], out: &mut Vec<u64>) {
             S::low_to_f::<2>(S::shr(w, 6)),
             S::low_to_f::<4>(S::shr(w, 28)),
             S::low_to_f::<8>(S::shr(w, 8)),
+            S::e2m1_to_f(S::shr(w, 12)),
+            S::load_e4m3(b.as_ptr().add(7)),
             S::to_f(S::dot::<4>(w, small, a)),
             S::to_f(S::dot::<2>(w, tiny, a)),
             S::to_f(S::dot::<8>(a, w, a)),
@@ -87,5 +89,19 @@ fn tiers_agree_with_scalar() {
             unsafe { run(tier)(&x, &b, &mut got) };
             assert_eq!(got, expected, "{tier}");
         }
+    }
+}
+
+#[test]
+fn every_small_float_has_its_value() {
+    for code in 0..=255u8 {
+        let want = match (code >> 3 & 15, f64::from(code & 7)) {
+            (15, 7.0) => f64::NAN,
+            (0, m) => m / 8.0 * 2f64.powi(-6),
+            (e, m) => (1.0 + m / 8.0) * 2f64.powi(i32::from(e) - 7),
+        };
+        let want = if code & 0x80 == 0 { want } else { -want };
+        let got = f64::from(super::e4m3(code));
+        assert!(got == want || (got.is_nan() && want.is_nan()), "{code}: {got}, not {want}");
     }
 }

@@ -9,7 +9,7 @@ use crate::cpu::float::Float;
 use crate::cpu::simd::LANES;
 use crate::kernel::{Carver, RunCx};
 use crate::par::SharedMut;
-use crate::quant::nbits::{self, Layout, Source};
+use crate::quant::nbits::{self, Layout, Source, ZeroPoint};
 use crate::settings::Tier;
 use crate::weights::Constant;
 use crate::with_float;
@@ -33,19 +33,26 @@ enum Bank {
     Blocks(Arc<Blocks>),
     /// Panels of [`dense`], one expert after the other.
     Dense(DType, Arc<AlignedBytes>),
-    /// All experts in the form that the format names.
-    Held(Arc<Held>),
+    /// Panels of float8e4m3fn.
+    Fp8(Arc<Fp8>),
     /// Inputs of the run.
     AtRun,
 }
 
 struct Blocks {
     layout: Layout,
+    /// Whether the codes are float4e2m1.
+    e2m1: bool,
     bytes: AlignedBytes,
+    global: Vec<f32>,
 }
 
-struct Held {
+struct Fp8 {
+    /// Panels of [`crate::cpu::e4m3`], one expert after the other.
     bytes: AlignedBytes,
+    /// A scale for each square of `block`: [E, ceil(N / block), ceil(K / block)].
+    scales: Vec<f32>,
+    block: usize,
     global: Vec<f32>,
 }
 
@@ -70,7 +77,12 @@ impl Projection {
             _ if !constant => Bank::AtRun,
             Format::Int(layout) => Bank::Blocks(cx.pack(&from, &name, |c| blocks(&matrix, experts, layout, c))?),
             Format::Dense(dtype) => Bank::Dense(dtype, cx.pack(&from, &name, |c| panels(&matrix, experts, dtype, c))?),
-            _ => Bank::Held(cx.pack(&from, &name, |c| hold(&matrix, experts, c))?),
+            Format::Fp4 { block } => {
+                let (n, k, zero_point) = (matrix.n, matrix.k, ZeroPoint::Default);
+                let layout = Layout { n, k, bits: 4, block, scale: DType::BF16, zero_point };
+                Bank::Blocks(cx.pack(&from, &name, |c| blocks(&matrix, experts, layout, c))?)
+            }
+            Format::Fp8 { block } => Bank::Fp8(cx.pack(&from, &name, |c| fp8(&matrix, experts, block, c))?),
         };
         let bias = match cx.constant(slots.bias)? {
             None => None,
@@ -85,7 +97,7 @@ impl Projection {
     /// How the rows that the projection reads are laid out.
     pub fn form(&self) -> Form {
         match &self.bank {
-            Bank::Blocks(blocks) if self.int8 => Form::Int8(blocks.layout),
+            Bank::Blocks(blocks) if self.int8 && !blocks.e2m1 => Form::Int8(blocks.layout),
             Bank::Blocks(blocks) => Form::Floats { k: blocks.layout.padded_k(), block: blocks.layout.block },
             _ => Form::Floats { k: self.matrix.k, block: 0 },
         }
@@ -119,9 +131,15 @@ impl Projection {
             }
         };
         let operand = match &self.bank {
-            Bank::Blocks(blocks) => Operand::Blocks { layout: blocks.layout, bytes: blocks.bytes.as_slice() },
+            Bank::Blocks(blocks) => {
+                let Blocks { layout, e2m1, bytes, global } = &**blocks;
+                Operand::Blocks { layout: *layout, e2m1: *e2m1, bytes: bytes.as_slice(), global }
+            }
             Bank::Dense(dtype, bytes) => Operand::Dense { dtype: *dtype, bytes: bytes.as_slice() },
-            Bank::Held(held) => Operand::Held { bytes: held.bytes.as_slice(), global: &held.global, experts },
+            Bank::Fp8(fp8) => {
+                let Fp8 { bytes, scales, block, global } = &**fp8;
+                Operand::Fp8 { bytes: bytes.as_slice(), scales, block: *block, global }
+            }
             Bank::AtRun => self.at_run(cx, experts, scratch)?,
         };
         Ok(Active { matrix: &self.matrix, operand, form: self.form(), bias, tier: self.tier })
@@ -182,19 +200,24 @@ fn memory(asked: Option<usize>) -> Result<AlignedBytes> {
     AlignedBytes::try_zeroed(asked).ok_or_else(|| Error::Memory { asked, purpose: "expert weights".into() })
 }
 
-/// Takes over all experts in the form that the format names.
-fn hold(matrix: &Matrix, experts: usize, constants: &[Option<Constant>]) -> Result<Held> {
-    let raw = raw(&matrix.slots, constants);
-    let from = Experts::new(matrix, experts, raw)?;
-    let mut bytes = memory(matrix.sizes().total().checked_mul(experts))?;
-    let out = SharedMut::new(bytes.as_mut_slice());
-    for e in 0..experts {
-        let [weights, scales, points] = matrix.places(experts, e);
-        // SAFETY: the three places do not overlap, and the borrows end here.
-        unsafe { from.fill(e, out.slice(weights), out.slice(scales), out.slice(points)) };
-        constants.iter().flatten().for_each(Constant::forget_pages);
+/// Packs float8e4m3fn into panels. Without blocks, one holds all of the matrix.
+fn fp8(matrix: &Matrix, experts: usize, block: usize, constants: &[Option<Constant>]) -> Result<Fp8> {
+    let Matrix { n, k, .. } = *matrix;
+    let size = n.next_multiple_of(LANES) * k;
+    let mut bytes = memory(size.checked_mul(experts))?;
+    let mut all_scales = Vec::new();
+    each_expert(matrix, experts, constants, |e, weights, scales, _| {
+        let out = &mut bytes.as_mut_slice()[e * size..][..size];
+        for (panel, out) in out.chunks_exact_mut(LANES * k).enumerate() {
+            dense::pack_panel(weights, (1, k), (k, n), panel, 0, out);
+        }
+        all_scales.extend(scales.as_chunks::<4>().0.iter().map(|&scale| f32::from_le_bytes(scale)));
+    })?;
+    if block == 0 {
+        all_scales = vec![1.0; experts];
     }
-    Ok(Held { bytes, global: raw.global.to_vec() })
+    let block = if block == 0 { n.max(k) } else { block };
+    Ok(Fp8 { bytes, scales: all_scales, block, global: raw(&matrix.slots, constants).global.to_vec() })
 }
 
 /// Calls `f(e, weights, scales, zero points)` for every expert.
@@ -219,6 +242,7 @@ fn each_expert(
 
 /// Packs integers into the panels that [`crate::cpu::nbits`] streams.
 fn blocks(matrix: &Matrix, experts: usize, from: Layout, constants: &[Option<Constant>]) -> Result<Blocks> {
+    let e2m1 = matches!(matrix.format, Format::Fp4 { .. });
     let scales = constants[1].as_ref().and_then(Constant::as_slice::<f32>);
     let half = scales.is_some_and(nbits::fit_half);
     let layout = if half { Layout { scale: DType::F16, ..from } } else { from };
@@ -232,7 +256,7 @@ fn blocks(matrix: &Matrix, experts: usize, from: Layout, constants: &[Option<Con
             layout.pack_panel(panel, &source, out);
         }
     })?;
-    Ok(Blocks { layout, bytes })
+    Ok(Blocks { layout, e2m1, bytes, global: raw(&matrix.slots, constants).global.to_vec() })
 }
 
 /// Packs whole numbers into the panels that [`dense`] reads.

@@ -1,6 +1,7 @@
 //! One projection's weights as the model stores them, and how to undo what is special about their storage.
 
 use super::problem::{Format, Matrix, Stored};
+use crate::cpu::simd::{E2M1, e4m3};
 use crate::quant::nbits::{Layout, ZeroPoint};
 use abi::{DType, Error, Result};
 use half::{bf16, f16};
@@ -239,7 +240,7 @@ impl Expert<'_> {
                 for (i, out) in out.iter_mut().enumerate() {
                     let code = (self.weights[(n * k + i) / 2] >> (4 * (i % 2))) & 15;
                     let scale = float_at(DType::BF16, self.scales, n * (k / block) + i / block);
-                    *out = e2m1(code) * (scale * self.global);
+                    *out = E2M1[usize::from(code)] * (scale * self.global);
                 }
             }
             Format::Fp8 { block } => {
@@ -281,25 +282,7 @@ pub(super) fn float_at(dtype: DType, bytes: &[u8], index: usize) -> f32 {
     }
 }
 
-/// A float4e2m1: one bit of mantissa, exponents of 2^0 to 2^2, and a half below.
-pub(super) fn e2m1(code: u8) -> f32 {
-    const VALUES: [f32; 8] = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0];
-    let value = VALUES[usize::from(code & 7)];
-    if code & 8 == 0 { value } else { -value }
-}
-
 /// A float8e8m0: a power of two; 255 is NaN.
 fn e8m0(code: u8) -> f32 {
     if code == 255 { f32::NAN } else { 2f32.powi(i32::from(code) - 127) }
-}
-
-/// A float8e4m3fn: no infinities, all ones are NaN.
-fn e4m3(code: u8) -> f32 {
-    let (exponent, mantissa) = ((code >> 3) & 15, f32::from(code & 7));
-    let value = match exponent {
-        _ if code & 0x7f == 0x7f => f32::NAN,
-        0 => mantissa / 512.0,
-        _ => (1.0 + mantissa / 8.0) * 2f32.powi(i32::from(exponent) - 7),
-    };
-    if code & 0x80 == 0 { value } else { -value }
 }

@@ -3,6 +3,7 @@
 use super::experts::Expert;
 use super::problem::Matrix;
 use crate::cpu::dense::{self, Panels};
+use crate::cpu::e4m3;
 use crate::cpu::nbits::{self, Decode, Left};
 use crate::cpu::rows::{self, QuantRow, max_group};
 use crate::cpu::simd::LANES;
@@ -105,10 +106,12 @@ pub(super) struct Active<'a> {
 
 /// The right operands of all experts.
 pub(super) enum Operand<'a> {
-    /// Packed as [`Layout`] says.
-    Blocks { layout: Layout, bytes: &'a [u8] },
+    /// Packed as [`Layout`] says, integers or float4e2m1; a factor an expert, or none.
+    Blocks { layout: Layout, e2m1: bool, bytes: &'a [u8], global: &'a [f32] },
     /// Packed in panels.
     Dense { dtype: DType, bytes: &'a [u8] },
+    /// Panels of float8e4m3fn, a scale for each square of `block`, a factor an expert, or none.
+    Fp8 { bytes: &'a [u8], scales: &'a [f32], block: usize, global: &'a [f32] },
     /// In the form that the format names: see [`Matrix::places`].
     Held { bytes: &'a [u8], global: &'a [f32], experts: usize },
 }
@@ -131,7 +134,7 @@ pub(super) struct Part<'a> {
 impl Active<'_> {
     /// Values of the buffer that a task of [`Self::multiply`] needs.
     pub fn buffer(matrix: &Matrix) -> usize {
-        matrix.k.next_multiple_of(256) * (LANES + 1)
+        matrix.k.next_multiple_of(256) * (2 * LANES)
     }
 
     /// Panels of 16 rows of a matrix.
@@ -147,94 +150,146 @@ impl Active<'_> {
         }
     }
 
+    /// The factor of one expert's products.
+    fn factor(&self, e: usize) -> f32 {
+        match &self.operand {
+            Operand::Blocks { global, .. } | Operand::Fp8 { global, .. } => global.get(e).copied().unwrap_or(1.0),
+            _ => 1.0,
+        }
+    }
+
     /// Computes the part, bias included.
     ///
     /// # Safety
     /// `left` holds the rows, `out` is valid for these rows and panels, and nobody else touches them.
     pub unsafe fn multiply(&self, part: Part<'_>) {
         let n = self.matrix.n;
-        let bias = self.bias.map(|bias| &bias[part.expert * n..][..n]);
-        let out = Sink {
-            ptr: part.out.cast(),
-            dtype: DType::F32,
-            stride: part.stride,
-            n,
-            alpha: 1.0,
-            addend: bias.map(|values| Addend { values, row: 0, column: 1 }),
-        };
-        let Part { left, rows, panels, buffer, .. } = part;
+        let Part { expert, left, rows, panels, out, stride, buffer } = part;
+        let bias = self.bias.map(|bias| &bias[expert * n..][..n]);
+        let addend = bias.map(|values| Addend { values, row: 0, column: 1 });
+        let (ptr, alpha) = (out.cast(), self.factor(expert));
+        let out = &Sink { ptr, dtype: DType::F32, stride, n, alpha, addend };
+        let to = To { tier: self.tier, left, rows, panels, out };
         // SAFETY: the caller's promises; buffers hold a panel; the processor has the tier.
         unsafe {
             match &self.operand {
-                Operand::Blocks { layout, bytes } => {
+                Operand::Blocks { layout, e2m1, bytes, .. } => {
                     let size = layout.panel_bytes() * layout.panels();
-                    let w = View::new(*layout, &bytes[part.expert * size..][..size]);
+                    let w = View::new(*layout, &bytes[expert * size..][..size]);
                     let w = w.expect("the experts were packed in this layout");
-                    self.blocks(w, left, rows, panels, &out, buffer);
+                    match (self.form, e2m1) {
+                        (Form::Int8(_), _) => nbits::int8_kernel(self.tier)(&to.stream(w)),
+                        (_, true) => to.blocks(w, nbits::e2m1_kernel, nbits::e2m1_decoder, buffer),
+                        (_, false) => to.blocks(w, nbits::f32_kernel, nbits::decoder, buffer),
+                    }
                 }
                 Operand::Dense { dtype, bytes } => {
                     let size = self.panels() * LANES * self.matrix.k * dense::element_bytes(*dtype);
-                    let b = Panels::packed(bytes[part.expert * size..][..size].as_ptr(), *dtype, self.matrix.k);
-                    let (a, a_stride) = (left.a.cast(), self.matrix.k);
-                    let part = dense::Part { a, a_stride, rows, b, first_panel: 0, panels, out: &out };
-                    dense::kernel(self.tier)(&part);
+                    let from = bytes[expert * size..][..size].as_ptr();
+                    to.dense(Panels::packed(from, *dtype, self.matrix.k), 0, to.panels.clone());
+                }
+                Operand::Fp8 { bytes, scales, block, .. } => {
+                    let (n, k) = (self.matrix.n, self.matrix.k);
+                    let size = n.div_ceil(*block) * k.div_ceil(*block);
+                    let bytes = &bytes[expert * self.panels() * LANES * k..][..self.panels() * LANES * k];
+                    to.fp8((n, k), bytes, (&scales[expert * size..][..size], *block), buffer);
                 }
                 Operand::Held { bytes, global, experts } => {
                     let [weights, scales, zero_points] =
-                        self.matrix.places(*experts, part.expert).map(|range| &bytes[range]);
-                    let global = global.get(part.expert).copied().unwrap_or(1.0);
-                    let expert = Expert { matrix: self.matrix, weights, scales, zero_points, global };
-                    let (buffer, row) = buffer.split_at_mut(self.matrix.k * LANES);
-                    for panel in panels {
-                        expert.decode_panel(panel, buffer, row);
-                        self.decoded(buffer, self.matrix.k, left, rows.clone(), panel, &out);
-                    }
+                        self.matrix.places(*experts, expert).map(|range| &bytes[range]);
+                    let global = global.get(expert).copied().unwrap_or(1.0);
+                    to.held(&Expert { matrix: self.matrix, weights, scales, zero_points, global }, buffer);
                 }
+            }
+        }
+    }
+}
+
+/// Where a product goes, and what it is of.
+struct To<'a> {
+    tier: Tier,
+    left: Left,
+    rows: Range<usize>,
+    panels: Range<usize>,
+    out: &'a Sink<'a>,
+}
+
+/// A kernel of each tier, and a decoder.
+type Kernel = fn(Tier) -> unsafe fn(&nbits::Part<'_>);
+type Decoder = fn(Tier) -> unsafe fn(&Decode<'_>);
+
+impl<'a> To<'a> {
+    /// The part for kernels that decode in registers.
+    fn stream(&self, w: View<'a>) -> nbits::Part<'a> {
+        nbits::Part { left: self.left, rows: self.rows.clone(), w, panels: self.panels.clone(), out: self.out }
+    }
+
+    /// Weights decoded in registers for few rows, to memory first for many.
+    ///
+    /// # Safety
+    /// As [`Active::multiply`]; `buffer` holds a panel.
+    unsafe fn blocks(&self, w: View<'a>, kernel: Kernel, decoder: Decoder, buffer: &mut [f32]) {
+        // SAFETY: the caller's promises.
+        unsafe {
+            if self.rows.len() <= 2 * max_group(self.tier) {
+                return kernel(self.tier)(&self.stream(w));
+            }
+            for panel in self.panels.clone() {
+                decoder(self.tier)(&Decode { w, panel, out: buffer.as_mut_ptr() });
+                self.decoded(buffer, w.layout.padded_k(), panel);
             }
         }
     }
 
     /// # Safety
-    /// As [`Self::multiply`].
-    unsafe fn blocks(
-        &self,
-        w: View<'_>,
-        left: Left,
-        rows: Range<usize>,
-        panels: Range<usize>,
-        out: &Sink<'_>,
-        buffer: &mut [f32],
-    ) {
-        // SAFETY: the caller's promises.
-        unsafe {
-            let int8 = matches!(self.form, Form::Int8(_));
-            if int8 || rows.len() <= 2 * max_group(self.tier) {
-                let kernel = if int8 { nbits::int8_kernel(self.tier) } else { nbits::f32_kernel(self.tier) };
-                return kernel(&nbits::Part { left, rows, w, panels, out });
+    /// As [`Self::blocks`].
+    unsafe fn fp8(&self, (n, k): (usize, usize), bytes: &[u8], (scales, block): (&[f32], usize), buffer: &mut [f32]) {
+        let across = k.div_ceil(block);
+        let (out, of_panel) = buffer.split_at_mut(k * LANES);
+        let of_panel = &mut of_panel[..across * LANES];
+        for panel in self.panels.clone() {
+            for (i, scale) in of_panel.iter_mut().enumerate() {
+                let column = (panel * LANES + i % LANES).min(n - 1);
+                *scale = scales[column / block * across + i / LANES];
             }
-            for panel in panels {
-                nbits::decoder(self.tier)(&Decode { w, panel, out: buffer.as_mut_ptr() });
-                self.decoded(buffer, w.layout.padded_k(), left, rows.clone(), panel, out);
+            let from = &bytes[panel * LANES * k..][..LANES * k];
+            // SAFETY: the caller's promises.
+            unsafe {
+                let decode = e4m3::decoder(self.tier);
+                decode(&mut e4m3::Decode { panel: from, block, scales: of_panel, out: &mut *out });
+                self.decoded(out, k, panel);
             }
+        }
+    }
+
+    /// # Safety
+    /// As [`Self::blocks`].
+    unsafe fn held(&self, expert: &Expert<'_>, buffer: &mut [f32]) {
+        let k = expert.matrix.k;
+        let (buffer, row) = buffer.split_at_mut(k * LANES);
+        for panel in self.panels.clone() {
+            expert.decode_panel(panel, buffer, row);
+            // SAFETY: the caller's promises.
+            unsafe { self.decoded(buffer, k, panel) };
         }
     }
 
     /// Rows times a panel that was decoded to f32.
     ///
     /// # Safety
-    /// As [`Self::multiply`]; `panel` holds `k` vectors.
-    unsafe fn decoded(&self, from: &[f32], k: usize, left: Left, rows: Range<usize>, panel: usize, out: &Sink<'_>) {
-        let part = dense::Part {
-            a: left.a.cast(),
-            a_stride: k,
-            rows,
-            b: Panels::packed(from.as_ptr().cast(), DType::F32, k),
-            first_panel: panel,
-            panels: panel..panel + 1,
-            out,
-        };
+    /// As [`Active::multiply`]; `from` holds `k` vectors.
+    unsafe fn decoded(&self, from: &[f32], k: usize, panel: usize) {
+        let b = Panels::packed(from.as_ptr().cast(), DType::F32, k);
         // SAFETY: the caller's promises.
-        unsafe { dense::kernel(self.tier)(&part) };
+        unsafe { self.dense(b, panel, panel..panel + 1) };
+    }
+
+    /// # Safety
+    /// As [`Active::multiply`]; `b` holds the panels.
+    unsafe fn dense(&self, b: Panels, first_panel: usize, panels: Range<usize>) {
+        let (a, a_stride, rows, out) = (self.left.a.cast(), b.k, self.rows.clone(), self.out);
+        // SAFETY: the caller's promises.
+        unsafe { dense::kernel(self.tier)(&dense::Part { a, a_stride, rows, b, first_panel, panels, out }) };
     }
 }
 
