@@ -1,4 +1,4 @@
-"""One process with up to 60 sessions under valgrind; errors and leaks with a frame in the EP's library count.
+"""One process with up to 64 sessions under valgrind; errors and leaks with a frame in the EP's library count.
 
     python tests/memcheck/memcheck.py [LIBRARY]
 
@@ -26,7 +26,7 @@ import models  # noqa: E402
 import older_cases  # noqa: E402
 from sessions import SHORT_BLOCK  # noqa: E402
 
-MOST = 60
+MOST = 64
 LIBRARY = "libnxrt_ep_cpu.so"
 FIXTURES = ("llama-tiny-genai-int4-cuda", "qwen35-tiny-genai-fp32-cpu", "qwen35-tiny-genai-int4-cpu")
 STEPS = 2
@@ -110,7 +110,7 @@ def judge(report: pathlib.Path) -> list[str]:
 
 
 def main() -> int:
-    library = sys.argv[1] if len(sys.argv) > 1 else __import__("nxrt_ep_cpu").get_library_path()
+    library = os.path.abspath(sys.argv[1]) if len(sys.argv) > 1 else __import__("nxrt_ep_cpu").get_library_path()
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)
         sessions = prepare(folder)
