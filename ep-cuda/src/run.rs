@@ -169,16 +169,13 @@ impl StreamLane {
         lengths: &[usize],
     ) -> Result<bool> {
         let mut any = false;
+        let outputs = Spans::new(&addresses.outputs, lengths);
         for (i, input) in inputs.iter().enumerate() {
             let (start, bytes) = (addresses.inputs[i], input.len());
-            let clash = |(j, (&out, &len)): (usize, (&u64, &usize))| {
-                let overlap = len > 0 && start < out + len as u64 && out < start + bytes as u64;
-                overlap && !(start == out && of.plan.may_share(i, j))
-            };
-            let outputs = addresses.outputs.iter().zip(lengths).enumerate();
+            let clash = |(out, j)| !(start == out && of.plan.may_share(i, j));
             let pageable = input.memory().kind == DeviceKind::Cpu;
             let misaligned = !start.is_multiple_of(ALIGN);
-            if bytes == 0 || !(pageable || misaligned || outputs.into_iter().any(clash)) {
+            if bytes == 0 || !(pageable || misaligned || outputs.within(start, bytes).any(clash)) {
                 continue;
             }
             if self.copies.get(&i).is_none_or(|copy| copy.len() < bytes) {
@@ -203,6 +200,29 @@ impl StreamLane {
     }
 }
 
+/// Where outputs lie: first byte, end, number. By first byte; in rising order of ends too, unless some overlap.
+struct Spans {
+    spans: Vec<(u64, u64, usize)>,
+    disjoint: bool,
+}
+
+impl Spans {
+    fn new(starts: &[u64], lengths: &[usize]) -> Self {
+        let all = starts.iter().zip(lengths).enumerate().map(|(j, (&start, &len))| (start, start + len as u64, j));
+        let mut spans: Vec<_> = all.filter(|(start, end, _)| start < end).collect();
+        spans.sort_unstable();
+        let disjoint = spans.windows(2).all(|pair| pair[0].1 <= pair[1].0);
+        Self { spans, disjoint }
+    }
+
+    /// First byte and number of those that share a byte with `bytes` bytes from `start` on.
+    fn within(&self, start: u64, bytes: usize) -> impl Iterator<Item = (u64, usize)> + '_ {
+        let first = if self.disjoint { self.spans.partition_point(|&(_, end, _)| end <= start) } else { 0 };
+        let near = self.spans[first..].iter().take_while(move |&&(out, ..)| out < start + bytes as u64);
+        near.filter(move |&&(_, end, _)| start < end).map(|&(out, _, j)| (out, j))
+    }
+}
+
 struct RunIo<'a> {
     inputs: Vec<Input<'a>>,
     /// By input: what was read back.
@@ -218,5 +238,29 @@ impl Io for RunIo<'_> {
 
     fn output(&mut self, j: usize, _dtype: DType, _shape: &[usize]) -> Result<*mut u8> {
         Err(Error::Internal(format!("output {j} of a CUDA plan was asked of the host")))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Spans;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn spans_find_what_overlaps(
+            outputs in proptest::collection::vec((0u64..60, 0usize..9), 0..12),
+            start in 0u64..60,
+            bytes in 1usize..20,
+        ) {
+            let (starts, lengths): (Vec<_>, Vec<_>) = outputs.iter().copied().unzip();
+            let mut found: Vec<_> = Spans::new(&starts, &lengths).within(start, bytes).collect();
+            found.sort_unstable_by_key(|&(_, j)| j);
+            let overlap = |&(_, (out, len)): &(usize, (u64, usize))| {
+                len > 0 && start < out + len as u64 && out < start + bytes as u64
+            };
+            let expected: Vec<_> = outputs.iter().copied().enumerate().filter(overlap).map(|(j, (out, _))| (out, j)).collect();
+            prop_assert_eq!(found, expected);
+        }
     }
 }
