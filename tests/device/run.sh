@@ -38,18 +38,15 @@ suite() {
     echo "--- $name: exit $code after $((SECONDS - start)) s: $(tail -n 1 "$work/log/$name.txt")"
 }
 
-# Under the sanitizer a test takes many times as long, in one thread: shards, and of the ops those with kernels to speak of.
+# Under the sanitizer a test takes many times as long, in one thread: a selection that runs every kernel, in shards.
 sanitize() {
     local tool=$1 shards=$2 number
     for ((number = 0; number < shards; number++)); do
         wrap=(compute-sanitizer --tool "$tool" --target-processes application-only --print-limit 20 --log-file "$work/log/$tool-$number.sanitizer")
-        suite "$tool-$number" 250 -p no:xdist --device-spread --device-shard "$number/$shards" "${heavy[@]/#/tests/ort/test_}" &
+        suite "$tool-$number" 250 -p no:xdist --device-tests tests/device/sanitized.txt --device-shard "$number/$shards" "${listed[@]}" &
     done
 }
-heavy=(attention.py causal_conv_with_state.py gated_delta_net.py gated_rms_norm.py gather_block_quantized.py
-    group_query_attention.py layer_normalization.py linear_attention.py lp_normalization.py matmul_nbits.py
-    mrotary_embedding.py rotary_embedding.py simplified_layer_normalization.py skip_simplified_layer_normalization.py
-    standard_ops.py layouts.py traces.py cuda_replay.py)
+mapfile -t listed < <(cut -d: -f1 tests/device/sanitized.txt | sort -u)
 
 # The checkpoint is too large to travel; the wheel's own tests build a model by themselves.
 others=(--ignore=tests/ort/test_checkpoint.py --ignore=tests/ort/test_traces.py --ignore=tests/ort/test_cuda_replay.py

@@ -1,16 +1,15 @@
 """pytest plugin of the device suite (`-p tests.device.watch`).
 
 --device-log FILE writes a JSON line a test as soon as it is done, so that a killed run still says what it did. After
---device-seconds no further test starts: what then is left is counted, not failed. --device-spread shuffles so that the
-first case of every test comes before the second of any: whatever the time allows covers most. --device-shard I/N takes
-every N-th of these.
+--device-seconds no further test starts: what then is left is counted, not failed. --device-tests FILE takes the tests that
+FILE names, in its order. --device-shard I/N takes every N-th of these.
 """
 
 from __future__ import annotations
 
-import collections
 import json
 import os
+import pathlib
 import time
 
 import pytest
@@ -25,7 +24,7 @@ def pytest_addoption(parser):
     group = parser.getgroup("device")
     group.addoption("--device-log", help="the file that gets a JSON line a test")
     group.addoption("--device-seconds", type=float, default=1e9, help="start no test after this time")
-    group.addoption("--device-spread", action="store_true", help="the first case of every test first")
+    group.addoption("--device-tests", type=pathlib.Path, help="a file with the name of a test a line")
     group.addoption("--device-shard", default="0/1", help="I/N: every N-th test, from the I-th on")
 
 
@@ -49,14 +48,12 @@ class Watch:
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, items):
-        if self.config.getoption("--device-spread"):
-            seen = collections.Counter()
-            order = {}
-            for item in items:
-                test = item.nodeid.split("[")[0]
-                order[item] = seen[test]
-                seen[test] += 1
-            items.sort(key=order.get)
+        if listed := self.config.getoption("--device-tests"):
+            wanted, found = listed.read_text().splitlines(), {item.nodeid: item for item in items}
+            gone = [name for name in wanted if name not in found]
+            if gone:
+                raise pytest.UsageError(f"{listed} names {len(gone)} tests that are not there: {gone[:3]}")
+            items[:] = [found[name] for name in wanted]
         number, shards = map(int, self.config.getoption("--device-shard").split("/"))
         items[:] = items[number::shards]
 
