@@ -22,6 +22,7 @@ mod linear_attention_gate;
 mod matmul;
 mod matmul_nbits;
 mod moe;
+mod moe_group_router;
 mod movement;
 mod norm;
 mod one_hot;
@@ -70,6 +71,7 @@ pub fn all() -> impl Iterator<Item = &'static OpDef> {
         matmul::OPS,
         matmul_nbits::OPS,
         moe::OPS,
+        moe_group_router::OPS,
         movement::concat::OPS,
         movement::slice::OPS,
         movement::split::OPS,

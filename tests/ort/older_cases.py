@@ -28,6 +28,7 @@ import test_linear_attention
 import test_linear_attention_gate
 import test_matmul_nbits
 import test_moe
+import test_moe_group_router
 import test_mrotary_embedding
 import test_rotary_embedding
 import test_simplified_layer_normalization
@@ -211,6 +212,7 @@ def ms_cases() -> list[Case]:
         recorded(gather, "gather_uint8", "uint8", rows),
         recorded(gather, "gather_8_bits", "uint8", rows, bits=8),
         recorded(test_moe, "moe", "swiglu", True, F32, function="test_dense"),
+        recorded(test_moe_group_router, "moe_group_router", n_group=4, topk_group=2),
         recorded(test_moe, "qmoe", 4, 32, "packed", function="test_bits_blocks_zero_points"),
         recorded(rotary, "rotary", function="ms_case"),
         recorded(test_mrotary_embedding, "mrotary"),

@@ -266,10 +266,11 @@ fn panels(matrix: &Matrix, experts: usize, dtype: DType, constants: &[Option<Con
     let mut bytes = memory(size.checked_mul(experts))?;
     let all = constants[0].as_ref();
     with_float!(dtype, T => {
-        let all = all.and_then(Constant::as_slice::<T>).ok_or_else(|| Error::Internal("weights changed their type".into()))?;
+        let all = all.and_then(Constant::as_slice::<T>);
+        let all = all.ok_or_else(|| Error::Internal("weights changed their type".into()))?;
         for (e, out) in bytes.as_mut_slice().chunks_exact_mut(size).enumerate() {
             let from = &all[e * n * k..][..n * k];
-            // SAFETY: any bytes are numbers of these types; what is not aligned, of which there is nothing, is left out.
+            // SAFETY: any bytes are numbers of these types; nothing is left out, since memory is aligned.
             let (_, out, _) = unsafe { out.align_to_mut::<T>() };
             for (panel, out) in out.chunks_exact_mut(LANES * k).enumerate() {
                 dense::pack_panel(from, (1, k), (k, n), panel, T::from_f32(0.0), out);

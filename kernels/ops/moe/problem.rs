@@ -287,8 +287,10 @@ impl Reader<'_> {
     /// The shape of a projection's weights.
     fn shape(&self, slots: Slots) -> Result<[usize; 3]> {
         let Slots { name, weights, .. } = slots;
-        let shape = self.cx.required(weights)?.known_shape();
-        shape.and_then(|s| s.try_into().ok()).ok_or_else(|| {
+        let shape = self.cx.required(weights)?.known_shape().and_then(|s| <[usize; 3]>::try_from(s).ok());
+        // Far from any overflow of what follows from the dims.
+        let fits = |s: &[usize; 3]| s.iter().try_fold(1usize, |n, &d| n.checked_mul(d)).is_some_and(|n| n < 1 << 48);
+        shape.filter(|s| s.iter().all(|&d| d < 1 << 31) && fits(s)).ok_or_else(|| {
             let got = self.cx.input(weights).and_then(|f| f.shape.clone());
             self.cx.error(
                 format_args!("input {weights} ({name}_experts_weights)"),
@@ -386,7 +388,8 @@ impl Reader<'_> {
     }
 
     fn fp8(&self, slots: Slots, (e, n, k): (usize, usize, usize)) -> Result<(Format, Stored)> {
-        let block = self.cx.int("block_size", 0).max(0) as usize;
+        // A square that holds all of the matrix may be of any size.
+        let block = (self.cx.int("block_size", 0).max(0) as usize).min(n.max(k));
         if block > 0 {
             self.check(slots.scales, slots, "scales", &[&[e, n.div_ceil(block), k.div_ceil(block)]])?;
         }
