@@ -6,7 +6,7 @@ Dims: B batch_size, S sequence_length, T total_sequence_length, H heads, D head 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -178,6 +178,45 @@ class DecoderBuilder:
         silu = self.writer.op("Mul", [gate, sigmoid], f"{path}/act_fn/Mul", self.io_dtype, shape)
         product = self.writer.op("Mul", [silu, up], f"{path}/Mul", self.io_dtype, shape)
         return self.projection(product, f"{weight}.down_proj", self.hidden, intermediate)
+
+    def experts(self, x: str, layer: int, experts: int, top: int, intermediate: int) -> str:
+        """QMoE, gate and up interleaved. Without an accuracy_level it is the export for CUDA, whose experts are packed
+        for CUTLASS: FC2 then has other dims (FC1's are the same numbers where 2 I = H)."""
+        weight, path = f"model.layers.{layer}.moe", f"/model/layers.{layer}/moe"
+        router = self.projection(x, f"{weight}.router", experts, self.hidden)
+        reshape = [router, self.writer.int64s(-1, experts)]
+        router = self.writer.op("Reshape", reshape, f"{path}/router/Reshape", self.io_dtype, ["tokens", experts])
+        inputs = [x, router]
+        for name, n, k in (
+            ("gate_up_proj", 2 * intermediate, self.hidden),
+            ("down_proj", self.hidden, intermediate),
+        ):
+            name = f"{weight}.experts.{name}"
+            matrix = self.weights.quantised(name, experts * n, k)
+            dims = (experts, n, k // 2) if self._accuracy_level is not None else (experts, k, n // 2)
+            scales = (experts, n, k // matrix.block_size)
+            inputs += [
+                self.writer.initializer(f"{name}.qweight", replace(matrix.codes, shape=dims)),
+                self.writer.initializer(f"{name}.scales", replace(matrix.scales, shape=scales)),
+                self.vector(f"{name}.bias", (experts, n), 0.0),
+            ]
+        return self.writer.op(
+            "QMoE",
+            [*inputs, *[""] * 6],
+            f"{path}/QMoE",
+            self.io_dtype,
+            [B, S, self.hidden],
+            MICROSOFT,
+            activation_alpha=1.0,
+            activation_beta=0.0,
+            activation_type="swiglu",
+            expert_weight_bits=matrix.bits,
+            k=top,
+            normalize_routing_weights=1,
+            swiglu_fusion=1,
+            use_sparse_mixer=0,
+            block_size=matrix.block_size,
+        )
 
     def kv_inputs(self, layers: list[int], kv_heads: int) -> None:
         """Declare past keys, then past values: [B, H, past, D] each, with D left symbolic as the exporter leaves it."""

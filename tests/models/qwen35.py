@@ -1,4 +1,5 @@
-"""Hybrid decoders (gated delta rule layers with an attention layer every fourth) with int4 weights, of any size.
+"""Hybrid decoders (gated delta rule layers with an attention layer every fourth) with int4 weights, of any size; with
+experts, `intermediate` is the shared one's.
 
 The graph is the one onnxruntime-genai 0.18's exporter writes: int4-cpu (float activations, accuracy_level 4) or
 int4-cuda (`--fp16`). `python -m tests.models.qwen35 0.8b OUT` writes 0.6 GB in seconds.
@@ -44,6 +45,9 @@ class HybridConfig:
     theta: float = 1e7
     epsilon: float = 1e-6
     attention_interval: int = 4
+    experts: int = 0
+    experts_per_token: int = 0
+    expert_intermediate: int = 0
     io_dtype: int = FLOAT
     accuracy_level: int | None = 4
 
@@ -68,10 +72,21 @@ SIZES = {
         128, 256, 8, 4, 1, 4, True, vocab=1024, context=4096, head_size=64, rotary_dim=16, mrope_section=(3, 3, 2),
         key_heads=2, key_size=32, value_size=32,
     ),
+    "moe-tiny": HybridConfig(
+        128, 64, 4, 4, 1, 4, False, vocab=1024, context=4096, head_size=64, rotary_dim=16, mrope_section=(3, 3, 2),
+        key_heads=2, key_size=32, value_size=32, experts=8, experts_per_token=2, expert_intermediate=64,
+    ),
+    "moe-small": HybridConfig(
+        1024, 512, 4, 8, 2, 16, True, vocab=1024, context=4096, experts=128, experts_per_token=8,
+        expert_intermediate=512,
+    ),
     "0.8b": HybridConfig(1024, 3584, 24, 8, 2, 16, True),
     "2b": HybridConfig(2048, 6144, 24, 8, 2, 16, True),
     "4b": HybridConfig(2560, 9216, 32, 16, 4, 32, True),
     "9b": HybridConfig(4096, 12288, 32, 16, 4, 32, False),
+    "35b-a3b": HybridConfig(
+        2048, 512, 40, 16, 2, 32, False, experts=256, experts_per_token=8, expert_intermediate=512
+    ),
 }  # fmt: skip
 
 
@@ -93,7 +108,7 @@ def build(config: HybridConfig, weights: WeightSource, folder: Path | None) -> o
         attends = layer in config.attention_layers
         x = _attention(decoder, config, x, layer, lengths) if attends else _linear_attention(decoder, config, x, layer)
         x, residual = decoder.skip_norm(residual, x, layer, "post_attention_layernorm")
-        x = decoder.mlp(x, layer, config.intermediate)
+        x = _experts(decoder, config, x, layer) if config.experts else decoder.mlp(x, layer, config.intermediate)
         last = layer + 1 == config.layers
         x, residual = decoder.skip_norm(
             residual, x, layer + 1, "final_norm_layernorm" if last else "input_layernorm", last
@@ -128,6 +143,19 @@ def _states(config: HybridConfig, declare, prefix: str) -> None:
         declare(
             f"{prefix}.{layer}.recurrent", config.io_dtype, [B, config.value_heads, config.key_size, config.value_size]
         )
+
+
+def _experts(decoder: DecoderBuilder, config: HybridConfig, x: str, layer: int) -> str:
+    """The chosen experts' sum, and the shared expert behind its gate."""
+    routed = decoder.experts(x, layer, config.experts, config.experts_per_token, config.expert_intermediate)
+    shared = decoder.mlp(x, layer, config.intermediate)
+    path = f"/model/layers.{layer}"
+    gate = decoder.projection(x, f"model.layers.{layer}.shared_expert_gate", 1, config.hidden)
+    gate = decoder.writer.op("Sigmoid", [gate], f"{path}/shared_expert_gate/Sigmoid", config.io_dtype, [B, S, 1])
+    shape = [B, S, config.hidden]
+    return decoder.writer.op(
+        "GatedAdd", [routed, shared, gate], f"{path}/moe/GatedAdd", config.io_dtype, shape, MICROSOFT
+    )
 
 
 def _linear_attention(decoder: DecoderBuilder, config: HybridConfig, x: str, layer: int) -> str:

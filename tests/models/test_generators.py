@@ -25,6 +25,8 @@ EXPORTS = {
     "smollm2-135m-genai-int4-cpu": (dense, dense.SIZES["135m"]),
     "qwen35-tiny-genai-int4-cpu": (qwen35, qwen35.SIZES["tiny"]),
     "qwen35-tiny-genai-int4-cuda": (qwen35, replace(qwen35.SIZES["tiny"], **CUDA)),
+    "qwen35moe-tiny-genai-int4-cpu": (qwen35, qwen35.SIZES["moe-tiny"]),
+    "qwen35moe-tiny-genai-int4-cuda": (qwen35, replace(qwen35.SIZES["moe-tiny"], **CUDA)),
     "qwen35-0.8b-genai-int4-cpu": (qwen35, qwen35.SIZES["0.8b"]),
 }
 
@@ -57,7 +59,9 @@ def test_inventory_sees_a_changed_attribute_input_and_count() -> None:
         assert expected in found
 
 
-@pytest.mark.parametrize(("family", "size"), [(dense, "tiny"), (dense, "tiny-qk-norm"), (qwen35, "tiny")])
+@pytest.mark.parametrize(
+    ("family", "size"), [(dense, "tiny"), (dense, "tiny-qk-norm"), (qwen35, "tiny"), (qwen35, "moe-tiny")]
+)
 @pytest.mark.parametrize("changes", [{}, CUDA], ids=["cpu", "cuda"])
 def test_tiny_model_runs_and_its_logits_are_sane(tmp_path: Path, family, size: str, changes: dict) -> None:
     config = replace(family.SIZES[size], **changes)

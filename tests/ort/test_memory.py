@@ -10,21 +10,21 @@ import pytest
 
 pytestmark = pytest.mark.cpu_only("resident memory of the packed weights")
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-CACHED = ROOT / ".cache" / "models" / "qwen35-0.8b"
 # For the process itself, python, numpy and onnxruntime included, beside the packed weights.
 FACTOR, EXTRA = 1.15, 150e6
 
 
-@pytest.fixture(scope="module")
-def large_model() -> pathlib.Path:
-    """An int4 hybrid decoder of 0.8e9 parameters, generated once."""
-    done = CACHED / "done"
+@pytest.fixture(scope="module", params=["0.8b", "moe-small"])
+def large_model(request) -> pathlib.Path:
+    """An int4 hybrid decoder of 0.8e9 parameters, generated once; with experts or without."""
+    folder = ROOT / ".cache" / "models" / f"qwen35-{request.param}"
+    done = folder / "done"
     if not done.exists():
-        CACHED.mkdir(parents=True, exist_ok=True)
-        command = [sys.executable, "-m", "tests.models.qwen35", "0.8b", str(CACHED)]
+        folder.mkdir(parents=True, exist_ok=True)
+        command = [sys.executable, "-m", "tests.models.qwen35", request.param, str(folder)]
         subprocess.run(command, cwd=ROOT, check=True, capture_output=True, timeout=600)
         done.touch()
-    return CACHED / "model.onnx"
+    return folder / "model.onnx"
 
 
 def weight_bytes(path: pathlib.Path) -> int:
