@@ -99,6 +99,7 @@ impl Plan {
     /// Compiles `graph`, every node of which was claimed. `cache` is the session's; `device` is where the plan runs, when
     /// that is not the host.
     pub fn build(graph: Graph, settings: &Settings, cache: &PackCache, device: Option<&Arc<Device>>) -> Result<Self> {
+        let graph = crate::ops::scan::lower::rewrite(graph)?;
         let mut graph = if settings.fusion { crate::fuse::fuse(graph)? } else { graph };
         share_twins(&mut graph)?;
         let mut constants = Constants::default();

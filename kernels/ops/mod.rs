@@ -30,6 +30,7 @@ mod pad;
 mod range;
 mod reduce;
 pub(crate) mod rotary_embedding;
+pub(crate) mod scan;
 mod scatter;
 mod shape;
 mod silu_mul;
@@ -85,6 +86,7 @@ pub fn all() -> impl Iterator<Item = &'static OpDef> {
         range::OPS,
         reduce::OPS,
         rotary_embedding::OPS,
+        scan::OPS,
         scatter::OPS,
         shape::constant::OPS,
         shape::reshape::OPS,

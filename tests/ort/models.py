@@ -85,7 +85,7 @@ class Fixture:
     @property
     def half(self) -> bool:
         """Whether the graph computes in f16."""
-        return self.name.endswith("f16") or "-cuda" in self.name
+        return "-f16" in self.name or "-cuda" in self.name
 
     @property
     def floors(self) -> dict[str, float]:

@@ -31,6 +31,7 @@ import test_moe
 import test_moe_group_router
 import test_mrotary_embedding
 import test_rotary_embedding
+import test_scan
 import test_simplified_layer_normalization
 import test_skip_simplified_layer_normalization
 from backend_cases import cases_of, is_single
@@ -42,6 +43,8 @@ from test_backend_nodes import feeds_and_results
 MS = "com.microsoft"
 TABLE = json.loads(pathlib.Path(__file__).with_name("availability.json").read_text())
 RUNTIMES = list(TABLE["opsets"])
+# ONNX has no case of them, or none that is claimed.
+OWN_CASES = ("SimplifiedLayerNormalization", "Scan")
 # Where the smallest case needs what opset 28 allows: int32 shifts, a float Mod that floors.
 CASES = {"BitShift": "test_bitshift_left_uint8", "Mod": "test_mod_mixed_sign_int32"}
 
@@ -63,7 +66,7 @@ def node_is_known(node: onnx.NodeProto, opset: int) -> bool:
     entry = TABLE["ops"][f"{node.domain}::{node.op_type}" if node.domain else node.op_type]
     attributes = set(known(entry["attributes"]))
     slots = max([n for runtime, n in entry["inputs"].items() if not newer(runtime)], default=0)
-    variadic = node.op_type in ("Concat", "Max", "Mean", "Min", "Sum")
+    variadic = node.op_type in ("Concat", "Max", "Mean", "Min", "Scan", "Sum")
     return (
         any(version <= opset for version in known(entry["versions"]))
         and all(a.name in attributes for a in node.attribute)
@@ -224,6 +227,7 @@ def onnx_extra() -> list[Case]:
     return [
         recorded(test_simplified_layer_normalization, "simplified", (2, 3, 64)),
         recorded(test_attention, "attention_cache", past=3, opset=23),
+        recorded(test_scan, "scan"),
     ]
 
 
@@ -234,7 +238,7 @@ def cases() -> dict[str, Case]:
     found = ms_cases() + gelus(rng) + other_ms(rng) + onnx_extra()
     missing = []
     for op in TABLE["ops"]:
-        if "::" not in op and op != "SimplifiedLayerNormalization":
+        if "::" not in op and op not in OWN_CASES:
             case = onnx_case(op)
             found.append(case) if case else missing.append(op)
     assert not missing, f"no case of {missing}"
