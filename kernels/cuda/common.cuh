@@ -38,6 +38,13 @@
         function(params);                                                                                    \
     }
 
+// The same for a function that calls nxrt::grid_dependency_launch() itself as well, after its wait: what the kernel in front of
+// this one was waiting for is then complete before the next one begins.
+#define NXRT_KERNEL_PLAIN(name, Params, function, max_threads)                                               \
+    extern "C" __global__ void __launch_bounds__(max_threads) name(const __grid_constant__ Params params) { \
+        function(params);                                                                                    \
+    }
+
 #endif
 
 using bf16 = __nv_bfloat16;

@@ -78,6 +78,13 @@ impl Weights {
         }
     }
 
+    /// The same with `k` columns, no more than there are, and scales of blocks of `1 << block_shift` columns, `blocks` a row;
+    /// `zeros`: bytes, or null.
+    pub fn with_blocks(self, k: usize, blocks: usize, block_shift: u32, [scales, zeros]: [DevPtr; 2]) -> Self {
+        let zero_kind = if zeros.is_null() { 0 } else { 1 };
+        Self { k: k as u32, blocks: blocks as u32, block_shift, scales, zeros, zero_kind, ..self }
+    }
+
     /// The same rows without a column: every product is zero.
     pub fn without_columns(self) -> Self {
         Self { chunks: 0, ..self }

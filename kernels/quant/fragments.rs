@@ -137,17 +137,19 @@ const DONE_BYTES: usize = 8 << 20;
 
 /// Packs rows of `row_bytes` each.
 fn pack_weights(shape: &Shape, rows: &[u8], row_bytes: usize, out: &mut [u8], done: impl Fn()) {
+    pack_rows(shape, |n| rows.get(n * row_bytes..(n + 1) * row_bytes).unwrap_or(&[]), out, done);
+}
+
+/// Packs weights of 2, 4 or 8 bits: `row(n)` are a row's bytes along K, low bits first; what is past its end is zero.
+/// `done` as in [`pack`].
+pub fn pack_rows<'a>(shape: &Shape, row: impl Fn(usize) -> &'a [u8], out: &mut [u8], done: impl Fn()) {
     let tile_bytes = shape.chunks() * shape.chunk_bytes();
     let word_bytes = (4 * shape.bits).min(16);
     // A lane's four columns of a fragment.
     let piece = shape.bits / 2;
     for (tile, out) in out.chunks_exact_mut(tile_bytes.max(1)).enumerate() {
-        let row = |r: usize| {
-            let at = (tile * TILE + r) * row_bytes;
-            rows.get(at..at + row_bytes).unwrap_or(&[])
-        };
         for g in 0..8 {
-            let (low, high) = (row(g), row(g + 8));
+            let (low, high) = (row(tile * TILE + g), row(tile * TILE + g + 8));
             for (chunk, out) in out.chunks_exact_mut(shape.chunk_bytes()).enumerate() {
                 for fragment in 0..4 {
                     for q in 0..4 {
@@ -170,6 +172,36 @@ fn pack_weights(shape: &Shape, rows: &[u8], row_bytes: usize, out: &mut [u8], do
                             out.copy_from_slice(&word.to_le_bytes());
                         }
                     }
+                }
+            }
+        }
+        if tile % (DONE_BYTES / tile_bytes.max(1) + 1) == 0 {
+            done();
+        }
+    }
+}
+
+/// Packs whole elements of 16 or 32 bits: as [`pack_rows`]. Vectors of 16 bytes hold, of one fragment, both rows' columns in
+/// pairs (16 bits), or one row's four columns, row g's vector first (32 bits).
+pub fn pack_elements<'a>(shape: &Shape, row: impl Fn(usize) -> &'a [u8], out: &mut [u8], done: impl Fn()) {
+    let tile_bytes = shape.chunks() * shape.chunk_bytes();
+    let size = shape.bits / 8;
+    // Where each pair of columns, or row of four, of rows g and g + 8 begins: a lane's vectors are LANES * 16 bytes apart.
+    let (run, places) = match size {
+        2 => (4, [[0, 8], [4, 12]]),
+        _ => (8, [[0, 8], [LANES * 16, LANES * 16 + 8]]),
+    };
+    for (tile, out) in out.chunks_exact_mut(tile_bytes.max(1)).enumerate() {
+        for (half, places) in places.iter().enumerate() {
+            for g in 0..8 {
+                let row = row(tile * TILE + g + 8 * half);
+                // Two columns at a time.
+                for (i, pair) in row.chunks(run).enumerate() {
+                    let column = 2 * i;
+                    let (fragment, q) = (column / 32 % 2 * 2 + column / 4 % 2, column / 8 % 4);
+                    let first = column / CHUNK * shape.chunk_bytes() + fragment * LANES * 8 * size + (4 * g + q) * 16;
+                    let at = first + places[column / 2 % 2];
+                    out[at..at + pair.len()].copy_from_slice(pair);
                 }
             }
         }

@@ -1,6 +1,6 @@
 //! Packing and its scalar decode against the definition.
 
-use super::fragments::{self, pack_halves};
+use super::fragments::{self, Shape, pack_elements, pack_halves};
 use super::nbits::{Layout, Source, ZeroPoint};
 use abi::DType;
 use half::{bf16, f16};
@@ -112,6 +112,7 @@ fn place(n: usize, k: usize) -> (usize, usize, usize, usize) {
 fn fragment_value(bits: usize, words: &[u32], v: usize) -> u32 {
     let (fragment, pair, high) = (v / 8, v % 8 / 2, v % 2);
     let (word, shift) = match bits {
+        32 => (fragment * 8 + pair % 2 * 4 + pair / 2 * 2 + high, 0),
         16 => (fragment * 4 + pair, 16 * high),
         8 => (fragment * 2 + pair / 2, pair % 2 * 16 + 8 * high),
         4 => (fragment, 16 * high + 4 * pair),
@@ -201,5 +202,29 @@ fn fragments_add_little() {
                 }
             }
         }
+    }
+}
+
+#[test]
+fn whole_elements_in_fragments() {
+    let (n, k) = (19, 70);
+    for bits in [16, 32] {
+        let shape = Shape { n, k, bits };
+        let value = |row: usize, column: usize| (row * 100 + column + 1) as u32;
+        let rows: Vec<Vec<u8>> =
+            (0..n).map(|r| (0..k).flat_map(|c| value(r, c).to_le_bytes()[..bits / 8].to_vec()).collect()).collect();
+        let mut packed = vec![0; shape.bytes()];
+        pack_elements(&shape, |r| rows.get(r).map_or(&[][..], Vec::as_slice), &mut packed, || {});
+        let mut held = 0;
+        for row in 0..shape.tiles() * 16 {
+            for column in 0..shape.chunks() * 64 {
+                let (tile, chunk, lane, v) = place(row, column);
+                let words = lane_words(bits, &packed, (tile * 2 + chunk) * shape.chunk_bytes(), lane);
+                let expected = if row < n && column < k { value(row, column) } else { 0 };
+                assert_eq!(fragment_value(bits, &words, v), expected, "{bits} bits, row {row}, column {column}");
+                held += usize::from(expected != 0);
+            }
+        }
+        assert_eq!(held, n * k);
     }
 }

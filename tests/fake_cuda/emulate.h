@@ -132,6 +132,7 @@ inline uint32_t present_lanes() {
     }
 
 #define NXRT_KERNEL_EARLY NXRT_KERNEL
+#define NXRT_KERNEL_PLAIN NXRT_KERNEL
 
 // ---- synchronisation ----
 

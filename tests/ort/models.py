@@ -77,6 +77,12 @@ class Fixture:
         """Whether the graph asks for int8 activations."""
         return "int4-cpu" in self.name
 
+    @functools.cached_property
+    def asks_for_int8(self) -> bool:
+        """The same of any graph, by its attributes."""
+        attributes = (a for node in onnx.load(self.path, load_external_data=False).graph.node for a in node.attribute)
+        return any(a.name == "accuracy_level" and a.i == 4 for a in attributes)
+
     @property
     def rounds_to_int8(self) -> bool:
         """Whether the EP under test does so: on CUDA products take f32 activations as they are."""
@@ -119,7 +125,7 @@ class Fixture:
 
     def recorded_step(self, given: dict, out: dict) -> Answers:
         batched = {n: np.repeat(v, DRAWS, 1 if v.ndim == 3 and n == "position_ids" else 0) for n, v in given.items()}
-        theirs = None if self.level_4 and not self.rounds_to_int8 else out
+        theirs = None if self.asks_for_int8 and not self.rounds_to_int8 else out
         return Answers(self.exact.run(given), theirs, self.rounded.run(batched))
 
     def recorded_loss(self, out: dict, name: str) -> float:

@@ -17,7 +17,6 @@ from harness import BF16, F16, F32, Tolerance, check, name_of, normal
 from reference.moe import dequantize, dequantize_fp4, dequantize_fp8, moe, pack, pack_columns, pack_cutlass, route
 from reference.quant import pack_bits
 
-pytestmark = pytest.mark.cpu_only("the CUDA EP declines both ops")
 MS = "com.microsoft"
 E8M0, E4M3 = np.dtype(ml_dtypes.float8_e8m0fnu), np.dtype(ml_dtypes.float8_e4m3fn)
 # ORT CPU rounds each projection of an f16 model to f16 (measured up to 4e-3 of the maximum).
@@ -218,6 +217,7 @@ def test_dense_tokens(rng, tokens):
     check_node(node(rng, None, Sizes(E=5, H=48, I=24, k=3), tokens=tokens))
 
 
+@pytest.mark.cpu_only("CUDA packs experts at build")
 def test_dense_weights_that_are_not_initializers(rng):
     check_node(node(rng, None, runtime=True), dynamic=False)
 
@@ -336,6 +336,7 @@ def test_accuracy_level_4(rng, bits, dtype):
     check_node(n, tolerance=LEVEL_4, ort_tolerance=ORT_LEVEL_4)
 
 
+@pytest.mark.cpu_only("CUDA packs experts at build")
 def test_weights_that_are_not_initializers(rng):
     check_node(qmoe(rng, runtime=True, zero_points="packed"), dynamic=False)
 
@@ -543,6 +544,87 @@ def test_fp8_fc3(rng):
     check_node(n, ort_cpu="refuses")
 
 
+# --------------------------------------------------------------------------------------------- many tokens, every format
+
+FORMATS = {
+    "dense": (None, {}),
+    "int2": (ints(2, 32, zero_points="packed"), int_attrs(2)),
+    "int4": (ints(4, 32), int_attrs()),
+    "int4 16": (ints(4, 16, zero_points="packed"), int_attrs(4, 16)),
+    "int4 128": (ints(4, 128, zero_points="packed"), int_attrs(4, 128)),
+    "int8": (ints(8, 64, zero_points="packed"), int_attrs(8, 64)),
+    "fp4": (float4("fp4", pack_columns), dict(quant_type="fp4")),
+    "nvfp4": (float4("nvfp4", pack_columns), dict(quant_type="nvfp4")),
+    "fp8": (
+        lambda rng, E, N, K, which: fp8(rng, E, N, K, block=32),
+        dict(quant_type="fp8", expert_weight_bits=8, block_size=32),
+    ),
+}
+
+
+def of_format(rng, name, dtype, sizes, **how) -> Node:
+    make, attrs = FORMATS[name]
+    if name.startswith("int"):
+        attrs = attrs | {"weights_prepacked": 0}
+        inner = make
+        make = lambda rng, E, N, K, which: in_type(inner(rng, E, N, K, which), dtype)  # noqa: E731
+    return node(rng, make, sizes, dtype=dtype, **attrs, **how)
+
+
+def in_type(matrix: Matrix, dtype) -> Matrix:
+    """The same with scales of another type; they are rounded first."""
+    blocks = np.repeat(matrix.scales, -(-matrix.exact.shape[2] // matrix.scales.shape[2]), axis=2)
+    scales = matrix.scales.astype(dtype)
+    again = np.repeat(scales.astype(np.float64), -(-matrix.exact.shape[2] // matrix.scales.shape[2]), axis=2)
+    exact = np.rint(matrix.exact / blocks) * again
+    return dataclasses.replace(matrix, exact=exact, scales=scales)
+
+
+def close_to_float64(n: Node) -> None:
+    """Without ORT CPU, whose own rounding other tests bound."""
+    if harness.oracles_only():
+        return
+    model = harness.build_node(n.op, n.inputs, n.attrs, domain=MS, initializers=n.constants)
+    dtype = np.dtype(n.inputs[0].dtype)
+    got = harness.run_node(model, known={"out0": (n.reference.shape, dtype)})["out0"]
+    harness.assert_close(got, n.reference, harness.tolerance_for(dtype), f"{n.op}: EP against float64")
+
+
+@pytest.mark.parametrize("tokens", [1, 7, 12, 210])
+@pytest.mark.parametrize("dtype", [F32, F16, BF16], ids=name_of)
+@pytest.mark.parametrize("name", FORMATS)
+def test_tokens_of_every_format(rng, name, dtype, tokens):
+    close_to_float64(of_format(rng, name, dtype, Sizes(E=3, H=128, I=256), tokens=(tokens,)))
+
+
+@pytest.mark.parametrize("tokens", [1, 3])
+@pytest.mark.parametrize("dtype", [F16, BF16], ids=name_of)
+@pytest.mark.parametrize("zero_points", [None, "packed"])
+@pytest.mark.parametrize("block", [32, 64, 128])
+def test_whole_groups_of_columns(rng, block, zero_points, dtype, tokens):
+    make = ints(4, block, zero_points=zero_points, scale=dtype)
+    attrs = int_attrs(4, block, weights_prepacked=0)
+    close_to_float64(node(rng, make, Sizes(E=9, H=640, I=384, k=3), dtype=dtype, tokens=(tokens,), **attrs))
+
+
+@pytest.mark.parametrize("tokens", [4, 40])
+@pytest.mark.parametrize("dtype", [F16, BF16], ids=name_of)
+@pytest.mark.parametrize("activation", ["relu", "relu2", "gelu", "silu", "identity", "swiglu"])
+def test_fc3_of_halves(rng, activation, dtype, tokens):
+    sizes = Sizes(H=100, I=15)
+    close_to_float64(node(rng, None, sizes, activation=activation, fusion=0, fc3=True, dtype=dtype, tokens=(tokens,)))
+
+
+@pytest.mark.parametrize("tokens", [2, 30])
+@pytest.mark.parametrize("H, I", [(1, 1), (7, 3), (17, 33), (100, 15), (16, 16), (200, 130)])
+def test_odd_sizes_of_halves(rng, H, I, tokens):  # noqa: E741
+    close_to_float64(node(rng, None, Sizes(H=H, I=I), dtype=F16, tokens=(tokens,)))
+
+
+def test_more_tokens_than_one_pass(rng):
+    close_to_float64(node(rng, None, Sizes(E=3, H=16, I=8, k=1), dtype=F16, tokens=(4500,)))
+
+
 # ------------------------------------------------------------------------------------------------------------- declines
 
 
@@ -566,6 +648,14 @@ def test_nvfp4_rows_without_their_attribute_are_declined(rng):
 
 def test_fp8_activations_are_declined(rng):
     declined(node(rng, float4("fp4", pack_columns), Sizes(H=96, I=64), quant_type="wfp4afp8"), "quant_type")
+
+
+@pytest.mark.cuda_only("the CPU EP unpacks them in the Run")
+@pytest.mark.parametrize("op", ["MoE", "QMoE"])
+def test_weights_that_are_not_initializers_are_declined(rng, op):
+    n = node(rng, None, runtime=True) if op == "MoE" else qmoe(rng, runtime=True)
+    model = harness.build_node(n.op, n.inputs, n.attrs, domain=MS, dynamic=False)
+    harness.check_declined(model, n.op, "input 2", "a constant")
 
 
 @pytest.mark.parametrize(

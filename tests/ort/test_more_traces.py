@@ -3,6 +3,8 @@ model.onnx and trace.npz. Nodes that are not claimed run on ORT's CPU EP."""
 
 import pathlib
 
+import onnx
+
 import harness
 import models
 
@@ -15,10 +17,15 @@ def test_every_recorded_step(more_model: pathlib.Path):
     if said["claimed"] == said["nodes"]:
         harness.assert_all_on_ep(session)
         assert harness.fused_groups(session) == 1
+    routed = any(node.op_type in ("MoE", "QMoE") for node in onnx.load(fixture.path, load_external_data=False).graph.node)
     order = [output.name for output in session.get_outputs()]
     inputs = {value.name for value in session.get_inputs()}
     for number, (given, expected) in enumerate(fixture.steps):
         known = {name: (expected[name].shape, expected[name].dtype) for name in order}
         feeds = {name: value for name, value in given.items() if name in inputs}
         got = harness.run_bound(session, feeds, known)
-        models.assert_step(fixture, got, expected, f"step {number}")
+        if harness.on_cuda() and routed:
+            # Of two experts that are almost equal either may be chosen: what that costs is part of the graph's own loss.
+            fixture.recorded.check(number, got, "recorded states")
+        else:
+            models.assert_step(fixture, got, expected, f"step {number}")

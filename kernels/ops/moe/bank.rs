@@ -58,7 +58,7 @@ struct Fp8 {
 
 impl Slots {
     /// Those whose tensors make up the weights.
-    fn weight_slots(&self) -> Vec<usize> {
+    pub fn weight_slots(&self) -> Vec<usize> {
         [Some(self.weights), self.scales, self.zero_points, self.global].into_iter().flatten().collect()
     }
 }
@@ -178,8 +178,8 @@ impl Matrix {
     }
 }
 
-/// The constants of a projection.
-fn raw<'a>(slots: &Slots, constants: &'a [Option<Constant>]) -> Raw<'a> {
+/// The constants of a projection's [`Slots::weight_slots`].
+pub(super) fn raw<'a>(slots: &Slots, constants: &'a [Option<Constant>]) -> Raw<'a> {
     let at = |slot: Option<usize>| {
         let place = slots.weight_slots().into_iter().position(|s| Some(s) == slot)?;
         constants[place].as_ref()

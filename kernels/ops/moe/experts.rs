@@ -71,6 +71,21 @@ impl<'a> Experts<'a> {
         Ok(this)
     }
 
+    /// E.
+    pub fn count(&self) -> usize {
+        self.experts
+    }
+
+    /// Expert `e` in the form that [`Format`] names, written to `room` ([`Sizes::total`] bytes).
+    pub fn expert<'b>(&'b self, e: usize, room: &'b mut [u8]) -> Expert<'b> {
+        let sizes = self.matrix.sizes();
+        let (weights, rest) = room.split_at_mut(sizes.weights);
+        let (scales, zero_points) = rest.split_at_mut(sizes.scales);
+        self.fill(e, weights, scales, zero_points);
+        let global = self.raw.global.get(e).copied().unwrap_or(1.0);
+        Expert { matrix: self.matrix, weights, scales, zero_points, global }
+    }
+
     /// Expert `e`'s part of one of the tensors.
     fn part<'b>(&self, all: &'b [u8], e: usize) -> &'b [u8] {
         let size = all.len() / self.experts;

@@ -7,7 +7,9 @@
 mod activation;
 mod bank;
 mod cpu;
+mod cuda;
 mod experts;
+mod pack;
 mod pass;
 mod problem;
 mod product;
@@ -25,8 +27,8 @@ use problem::{INPUT, Problem, ROUTER, ROUTER_WEIGHTS, quantized, slots};
 
 /// The definitions.
 pub const OPS: &[OpDef] = &[
-    OpDef::new("com.microsoft", "MoE", (1, 1), claim, infer, build),
-    OpDef::new("com.microsoft", "QMoE", (1, 1), claim, infer, build),
+    OpDef::new("com.microsoft", "MoE", (1, 1), claim, infer, build).with_cuda_claim(cuda::claim, cuda::build),
+    OpDef::new("com.microsoft", "QMoE", (1, 1), claim, infer, build).with_cuda_claim(cuda::claim, cuda::build),
 ];
 
 const FLOATS: [DType; 3] = [DType::F32, DType::F16, DType::BF16];

@@ -38,7 +38,7 @@ pub(super) struct Routing {
 }
 
 /// Where the factor of the activated values comes from.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) enum Gate {
     /// There is none.
     None,

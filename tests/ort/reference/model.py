@@ -12,6 +12,7 @@ from onnx.reference import ReferenceEvaluator
 from onnx.reference.op_run import OpRun
 
 from . import attention, linear, norms, quant, rotary, softplus
+from . import moe as experts
 
 MS = "com.microsoft"
 NARROW = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16)
@@ -53,6 +54,13 @@ class GatedRMSNorm(OpRun):
 
     def _run(self, x, scale, gate, epsilon=1e-5, activation="silu"):
         return (norms.gated_rms_norm(x, scale, gate, epsilon=epsilon, activation=activation),)
+
+
+class GatedAdd(OpRun):
+    op_domain = MS
+
+    def _run(self, x, y, gate):
+        return (x + y * gate,)
 
 
 class MatMulNBits(OpRun):
@@ -159,10 +167,51 @@ class CausalConvWithState(OpRun):
         return linear.causal_conv(x, weight, bias, past, activation=activation, dilation=dilation)
 
 
+class MoE(OpRun):
+    op_domain = MS
+
+    def _run(self, x, logits, fc1, b1, fc2, b2=None, fc3=None, b3=None, **how):
+        return (mixed(x, logits, None, (fc1, fc2, fc3), (b1, b2, b3), **how),)
+
+
+class QMoE(OpRun):
+    """Integers in rows of K."""
+
+    op_domain = MS
+
+    def _run(self, x, logits, fc1, s1, b1, fc2, s2, b2=None, fc3=None, s3=None, b3=None, z1=None, z2=None, z3=None,
+             weights=None, expert_weight_bits=4, block_size=0, quant_type="int", weights_prepacked=None,
+             accuracy_level=None, **how):
+        assert quant_type == "int"
+
+        def matrix(codes, scales, zero_points):
+            if codes is None:
+                return None
+            codes = quant.unpack_bits(codes, expert_weight_bits)
+            assert codes.shape[-1] // (block_size or codes.shape[-1]) == scales.shape[-1] or scales.ndim == 2
+            assert zero_points is None
+            return experts.dequantize(codes, scales.reshape(*codes.shape[:2], -1), bits=expert_weight_bits, block=block_size)
+
+        matrices = matrix(fc1, s1, z1), matrix(fc2, s2, z2), matrix(fc3, s3, z3)
+        return (mixed(x, logits, weights, matrices, (b1, b2, b3), **how),)
+
+
+def mixed(x, logits, weights, matrices, biases, k=1, normalize_routing_weights=0, use_sparse_mixer=0,
+          activation_type="relu", swiglu_fusion=0, activation_alpha=1.0, activation_beta=0.0, swiglu_limit=np.inf,
+          swiglu_limit_after_activation=0):
+    shares = experts.route(
+        logits, k, normalize=bool(normalize_routing_weights), sparse_mixer=bool(use_sparse_mixer), weights=weights
+    )
+    return experts.moe(
+        x, shares, *matrices, *biases, activation=activation_type, fusion=swiglu_fusion, alpha=activation_alpha,
+        beta=activation_beta, limit=swiglu_limit, limit_after=bool(swiglu_limit_after_activation),
+    )
+
+
 OPS = [
     SimplifiedLayerNormalization, RMSNormalization, LpNormalization, Softplus, SkipSimplifiedLayerNormalization,
     GatedRMSNorm, MatMulNBits, GatherBlockQuantized, GroupQueryAttention, MRotaryEmbedding, RotaryEmbedding,
-    LinearAttention, LinearAttentionGate, GatedDeltaNet, CausalConvWithState,
+    LinearAttention, LinearAttentionGate, GatedDeltaNet, CausalConvWithState, GatedAdd, MoE, QMoE,
 ]  # fmt: skip
 
 
