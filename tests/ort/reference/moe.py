@@ -3,7 +3,7 @@
 import numpy as np
 
 from . import f64, sigmoid, silu
-from .quant import pack_bits, unpack_bits
+from .quant import pack_bits, round_to_int8, unpack_bits
 
 JITTER = 0.01  # the sparse mixer's
 
@@ -55,18 +55,22 @@ PLAIN = {
 
 def moe(
     x, mix, fc1, fc2, fc3=None, b1=None, b2=None, b3=None, *, activation="relu", fusion=0, alpha=1.0, beta=0.0,
-    limit=np.inf, limit_after=False,
+    limit=np.inf, limit_after=False, int8_block=None,
 ):
-    """x [..., H]; mix [T, E] as `route` gives it; fc1 [E, N1, H], fc2 [E, H, I], fc3 [E, I, H], biases [E, N]."""
+    """x [..., H]; mix [T, E] as `route` gives it; fc1 [E, N1, H], fc2 [E, H, I], fc3 [E, I, H], biases [E, N].
+    int8_block: what enters a product is rounded to int8, with a scale for each block (accuracy level 4)."""
     rows = f64(x).reshape(-1, x.shape[-1])
     out = np.zeros_like(rows)
 
     def project(rows, weight, bias, e):
+        rows = round_to_int8(rows, int8_block) if int8_block else rows
         y = rows @ f64(weight[e]).T
         return y if bias is None else y + f64(bias[e])
 
     for e in range(mix.shape[1]):
         tokens = np.flatnonzero(mix[:, e])
+        if not tokens.size:
+            continue
         first = project(rows[tokens], fc1, b1, e)
         gated = activation in ("swiglu", "geglu")
         if fc3 is not None:
