@@ -59,7 +59,8 @@ impl Instance {
             })
     }
 
-    /// Whether the outputs of step `at`, where they are parts of its input, still begin where they did.
+    /// Whether the outputs of step `at`, where they are parts of its input, still begin where they did, and the input still
+    /// fits there.
     fn parts_stay(&self, plan: &Plan, at: usize) -> bool {
         let (step, moves) = (&plan.steps[at], self.steps.binary_search_by_key(&at, |&(step, _)| step).is_ok());
         let Some(alias) = step.def.alias.filter(|_| plan.device.is_some() && !moves) else { return true };
@@ -72,7 +73,17 @@ impl Instance {
         let offsets = alias(&NodeCx::new(&plan.graph, step.node, &self.facts));
         let (Some(offsets), Some(start)) = (offsets, node.inputs.first().and_then(shift)) else { return false };
         let same = |(value, offset): (&Option<ValueId>, usize)| value.is_none() || shift(value) == Some(start + offset);
-        node.outputs.iter().zip(offsets).all(same)
+        self.whole_stays(plan, node.inputs[0]) && node.outputs.iter().zip(offsets).all(same)
+    }
+
+    /// Whether `whole`, of which other values are parts, is no longer than the graph output in whose stead it is.
+    fn whole_stays(&self, plan: &Plan, whole: Option<ValueId>) -> bool {
+        let Some((value, placed)) = whole.and_then(|value| Some((value, self.values[value].as_ref()?))) else {
+            return true;
+        };
+        let Some(Place::Output(j)) = placed.place else { return true };
+        let bytes = |value: ValueId| self.facts[value].as_ref().and_then(|f| f.dtype.bytes(f.elements()?));
+        bytes(value).zip(bytes(plan.graph.outputs[j])).is_some_and(|(whole, part)| placed.shift + whole <= part)
     }
 
     /// Gives values their new shapes, and host values their contents.

@@ -8,6 +8,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import harness
+from buffers import run_bound
 from harness import BF16, F16, F32, Tolerance, name_of, normal
 from reference import f64
 from test_standard_ops import BOOL, I32, I64, REDUCE, run
@@ -200,6 +201,39 @@ def test_tensors_that_begin_inside_of_another(rng):
     constants = [ints("sizes", 1, 3, 3), ints("one", 1), ints("rows", 2, 0)]
     dtypes = {name: F32 if name == "wide" else F16 for name in reference}
     harness.check_graph(nodes, {"x": x, "y": y}, reference, constants, opset=21, out_dtypes=dtypes)
+
+
+HEADS = {
+    "the first 4 rows": [
+        helper.make_node("Shape", ["x"], ["shape"]),
+        helper.make_node("Slice", ["shape", "zero", "one"], ["rows"]),
+        helper.make_node("Sub", ["rows", "four"], ["rest"]),
+        helper.make_node("Concat", ["four", "rest"], ["sizes"], axis=0),
+        helper.make_node("Split", ["negative", "sizes"], ["head", "tail"], axis=0),
+    ],
+    "the first half": [helper.make_node("Split", ["negative"], ["head", "tail"], axis=0, num_outputs=2)],
+}
+
+
+@pytest.mark.parametrize("tail", [True, False], ids=["both", "head_alone"])
+@pytest.mark.parametrize("which", HEADS)
+def test_a_piece_that_was_all_of_a_tensor(rng, which, tail):
+    """A split's first piece is an output; at first it is the whole, and later on a part."""
+    names = ["head", "tail"][: 1 + tail]
+    nodes = [helper.make_node("Neg", ["x"], ["negative"]), *HEADS[which]]
+    outputs = [helper.make_tensor_value_info(n, TensorProto.FLOAT, [n, 64]) for n in names]
+    given = [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["rows", 64])]
+    graph = helper.make_graph(nodes, "g", given, outputs, [ints("zero", 0), ints("one", 1), ints("four", 4)])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+    session = harness.ep_session(model.SerializeToString())
+    harness.assert_all_on_ep(session)
+    for rows in (4, 7, 5, 20, 4) if which == "the first 4 rows" else (1, 2, 9, 1, 6):
+        x = normal(rng, (rows, 64))
+        head = 4 if which == "the first 4 rows" else -(-rows // 2)
+        expected = {"head": -x[:head], "tail": -x[head:]}
+        got = run_bound(session, {"x": x}, {name: (expected[name].shape, F32) for name in names})
+        for name in names:
+            np.testing.assert_array_equal(got[name], expected[name], f"{name} of {rows} rows")
 
 
 @pytest.mark.parametrize("fill", [np.array([2.5], F32), np.array([1.5], F16), np.array([7], I64), np.array([3], U8)], ids=str)
