@@ -76,10 +76,25 @@ impl<'a> BuildCx<'a> {
     }
 
     /// Packs the constants at `slots` into `layout` (a name that says everything that the packed form depends
-    /// on but the constants, e.g. "matmul_nbits 4 32 avx2"), or finds the form that another node has packed.
+    /// on but the constants and their shapes, e.g. "panels f32"), or finds the form that another node has packed.
     /// The kernel then does not get these inputs when it runs. `pack` sees `None` for absent or
     /// non-constant inputs; a non-constant one is not taken away.
     pub fn pack<T: Any + Send + Sync>(
+        &mut self,
+        slots: &[usize],
+        layout: &str,
+        pack: impl FnOnce(&[Option<Constant>]) -> Result<T>,
+    ) -> Result<Arc<T>> {
+        let mut shapes = Vec::with_capacity(slots.len());
+        for &slot in slots {
+            shapes.push(self.constant(slot)?.map(|constant| constant.shape().to_vec()));
+        }
+        self.pack_bytes(slots, &format!("{layout} of {shapes:?}"), pack)
+    }
+
+    /// [`Self::pack`] where the constants' bytes alone matter, since `layout` says what shapes would: nodes that see them
+    /// in other shapes then share the packed form.
+    pub fn pack_bytes<T: Any + Send + Sync>(
         &mut self,
         slots: &[usize],
         layout: &str,

@@ -2,9 +2,13 @@
 a batch broadcasts, right operands that are constant and that arrive with the run."""
 
 import numpy as np
+import onnx
+import onnxruntime as ort
 import pytest
+from onnx import helper, numpy_helper
 
 import harness
+from buffers import run_bound
 from harness import BF16, F16, F32, Tolerance, name_of, normal
 from reference import f64
 from target import STATE
@@ -130,6 +134,37 @@ def test_weights_of_many_megabytes(rng, transposed):
         "FusedMatMul", [a[:, None], b], [expected], dict(transB=transposed), domain=MS, out_types={0: F16},
         initializers=(1,), **HALF,
     )
+
+
+@pytest.mark.parametrize("level", ["ORT_DISABLE_ALL", "ORT_ENABLE_ALL"])
+@pytest.mark.parametrize("external", [True, False], ids=["external", "inline"])
+@pytest.mark.parametrize("dtype", FLOATS, ids=name_of)
+def test_a_weight_in_several_shapes(rng, tmp_path, dtype, external, level):
+    """Products share an initializer, each through a Reshape of its own."""
+    x, y, w = normal(rng, (3, 128), dtype), normal(rng, (3, 512), dtype), normal(rng, (128, 512), dtype)
+    shapes = {"tall": (512, 128), "two": (2, 128, 256), "four": (2, 2, 128, 128)}
+    nodes = [helper.make_node("MatMul", ["x", "w"], ["as_it_is"])]
+    constants = [numpy_helper.from_array(w, "w")]
+    expected = {"as_it_is": f64(x) @ f64(w)}
+    for name, shape in shapes.items():
+        left = y if name == "tall" else x
+        constants.append(numpy_helper.from_array(np.array(shape), f"shape_{name}"))
+        nodes.append(helper.make_node("Reshape", ["w", f"shape_{name}"], [f"w_{name}"]))
+        nodes.append(helper.make_node("MatMul", ["y" if left is y else "x", f"w_{name}"], [name]))
+        expected[name] = f64(left) @ f64(w).reshape(shape)
+    kind = harness.onnx_type(dtype)
+    given = [helper.make_tensor_value_info(n, kind, ["M", v.shape[1]]) for n, v in (("x", x), ("y", y))]
+    graph = helper.make_graph(
+        nodes, "g", given, [helper.make_tensor_value_info(n, kind, None) for n in expected], constants
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+    path = str(tmp_path / "model.onnx")
+    onnx.save(model, path, save_as_external_data=external, location="weights")
+    session = harness.ep_session(path, level=getattr(ort.GraphOptimizationLevel, level))
+    harness.assert_all_on_ep(session)
+    got = run_bound(session, {"x": x, "y": y}, {name: (value.shape, dtype) for name, value in expected.items()})
+    for name, value in expected.items():
+        harness.assert_close(got[name], value, harness.tolerance_for(dtype), name)
 
 
 @pytest.mark.cuda_only("the order of a GPU's threads")

@@ -18,7 +18,7 @@ pub(super) fn build(cx: &mut BuildCx, device: &Arc<Device>) -> Result<Box<dyn De
     if let Some(layout) = shared_layout(cx)? {
         let slots = [DATA, SCALES, ZERO_POINTS];
         let name = matmul_nbits::cuda_pack_name(&layout);
-        let packed = cx.pack(&slots, &name, |c| matmul_nbits::cuda_pack(&layout, c, device))?;
+        let packed = cx.pack_bytes(&slots, &name, |c| matmul_nbits::cuda_pack(&layout, c, device))?;
         let function = find(format!("gather_packed_{}_{suffix}", layout.bits))?;
         return Ok(Box::new(GatherPacked { layout, packed, function }));
     }

@@ -135,7 +135,7 @@ fn infer(cx: &NodeCx) -> Result<Vec<Fact>> {
 fn build(cx: &mut BuildCx) -> Result<Box<dyn Kernel>> {
     if let Some(layout) = shared_layout(cx)? {
         let slots = [DATA, SCALES, ZERO_POINTS];
-        let packed = cx.pack(&slots, &matmul_nbits::pack_name(&layout), |c| matmul_nbits::pack(&layout, c))?;
+        let packed = cx.pack_bytes(&slots, &matmul_nbits::pack_name(&layout), |c| matmul_nbits::pack(&layout, c))?;
         return Ok(Box::new(cpu::GatherPacked { packed }));
     }
     Ok(Box::new(cpu::Gather {

@@ -27,7 +27,7 @@ pub fn build(cx: &mut BuildCx) -> Result<Box<dyn Kernel>> {
         Weights::Omitted
     } else if constant_weights(cx)? {
         let slots = [B, SCALES, ZERO_POINTS];
-        Weights::Packed(cx.pack(&slots, &name(&layout), |c| pack(&layout, c))?)
+        Weights::Packed(cx.pack_bytes(&slots, &name(&layout), |c| pack(&layout, c))?)
     } else {
         Weights::AtRun
     };

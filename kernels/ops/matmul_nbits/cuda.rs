@@ -22,7 +22,7 @@ pub(super) fn build(cx: &mut BuildCx, device: &Arc<Device>) -> Result<Box<dyn De
         Right::Omitted
     } else if cpu::constant_weights(cx)? {
         let slots = [B, SCALES, ZERO_POINTS];
-        Right::Packed(cx.pack(&slots, &pack_name(&layout), |c| pack(&layout, c, device))?)
+        Right::Packed(cx.pack_bytes(&slots, &pack_name(&layout), |c| pack(&layout, c, device))?)
     } else {
         Right::AtRun(Packer::new(&layout, device)?)
     };
