@@ -4,15 +4,13 @@
 //! columns; a fragment is a 16 x 16 operand of one tensor core instruction. Lane `4 g + q` of a warp has of fragment `f` of
 //! unit `u` rows `g` and `g + 8` at the four columns from `32 u + 8 q + 4 f` on. A lane's bytes of a chunk (its four fragments)
 //! lie in vectors of 16 bytes (8 where weights have 2 bits), lane after lane; chunks of a tile follow each other, then tiles.
-//! `kernels/cuda/fragments.cuh` reads this.
+//! `kernels/cuda/fragments.cuh` reads this; most matrices are packed on the device.
 //!
 //! Behind the weights, each part on a 256-byte boundary: scales `[tile][block][g]` as pairs (row g, row g + 8), and zero
 //! points in the same order: pairs of floats; a byte with row g's in the low four bits; or, for 8 bits, pairs of bytes.
 //! What lies past N or K is zero.
 
-use super::nbits::{Layout, Source, ZeroPoint};
-use abi::tensor::AlignedBytes;
-use abi::{Error, Result};
+use super::nbits::{Layout, ZeroPoint};
 
 /// Rows of a tile.
 pub const TILE: usize = 16;
@@ -84,65 +82,8 @@ pub fn parts(layout: &Layout) -> Parts {
     Parts { shape, blocks, scales_at, zeros_at, bytes: zeros_at + pairs * zero_bytes }
 }
 
-/// Packs a matrix. `done` is called now and then: the source's pages read so far may go.
-///
-/// # Errors
-/// When memory is short.
-pub fn pack(layout: &Layout, from: &Source<'_>, done: impl Fn()) -> Result<AlignedBytes> {
-    let parts = parts(layout);
-    let mut out = zeroed(parts.bytes)?;
-    let (weights, rest) = out.as_mut_slice().split_at_mut(parts.scales_at);
-    let (scales, zeros) = rest.split_at_mut(parts.zeros_at - parts.scales_at);
-    pack_weights(&parts.shape, from.b, layout.blocks() * layout.blob(), weights, done);
-    let rows = Rows { layout, blocks: parts.blocks };
-    rows.pack_floats(from.scales, scales);
-    match layout.zero_point {
-        ZeroPoint::Default => {}
-        ZeroPoint::Float => rows.pack_floats(from.zero_points, zeros),
-        ZeroPoint::Bytes => rows.pack_zero_bytes(from.zero_points, zeros),
-    }
-    Ok(out)
-}
-
-/// Memory for packed weights.
-fn zeroed(asked: usize) -> Result<AlignedBytes> {
-    AlignedBytes::try_zeroed(asked).ok_or_else(|| Error::Memory { asked, purpose: "packed weights".into() })
-}
-
-/// Packs 16-bit elements `at(n, k)`.
-///
-/// # Errors
-/// When memory is short.
-pub fn pack_halves(n: usize, k: usize, at: impl Fn(usize, usize) -> u16) -> Result<AlignedBytes> {
-    let shape = Shape { n, k, bits: 16 };
-    let mut out = zeroed(shape.bytes())?;
-    for (index, chunk) in out.as_mut_slice().chunks_exact_mut(shape.chunk_bytes()).enumerate() {
-        let (tile, first) = (index / shape.chunks(), index % shape.chunks() * CHUNK);
-        for (i, half) in chunk.chunks_exact_mut(2).enumerate() {
-            let (lane, word) = (i / 8 % LANES, i / 2 % 4);
-            // Vector i / 256 of a chunk is fragment i / 256; its word 0 is row g, word 1 row g + 8, words 2 and 3 the same two
-            // columns on.
-            let column = first + (i / 512) * 32 + lane % 4 * 8 + i / 256 % 2 * 4 + word / 2 * 2 + i % 2;
-            let row = tile * TILE + lane / 4 + word % 2 * 8;
-            if row < n && column < k {
-                half.copy_from_slice(&at(row, column).to_le_bytes());
-            }
-        }
-    }
-    Ok(out)
-}
-
-/// Packed bytes between two calls of `done`.
-const DONE_BYTES: usize = 8 << 20;
-
-/// Packs rows of `row_bytes` each.
-fn pack_weights(shape: &Shape, rows: &[u8], row_bytes: usize, out: &mut [u8], done: impl Fn()) {
-    pack_rows(shape, |n| rows.get(n * row_bytes..(n + 1) * row_bytes).unwrap_or(&[]), out, done);
-}
-
 /// Packs weights of 2, 4 or 8 bits: `row(n)` are a row's bytes along K, low bits first; what is past its end is zero.
-/// `done` as in [`pack`].
-pub fn pack_rows<'a>(shape: &Shape, row: impl Fn(usize) -> &'a [u8], out: &mut [u8], done: impl Fn()) {
+pub fn pack_rows<'a>(shape: &Shape, row: impl Fn(usize) -> &'a [u8], out: &mut [u8]) {
     let tile_bytes = shape.chunks() * shape.chunk_bytes();
     let word_bytes = (4 * shape.bits).min(16);
     // A lane's four columns of a fragment.
@@ -175,15 +116,12 @@ pub fn pack_rows<'a>(shape: &Shape, row: impl Fn(usize) -> &'a [u8], out: &mut [
                 }
             }
         }
-        if tile % (DONE_BYTES / tile_bytes.max(1) + 1) == 0 {
-            done();
-        }
     }
 }
 
 /// Packs whole elements of 16 or 32 bits: as [`pack_rows`]. Vectors of 16 bytes hold, of one fragment, both rows' columns in
 /// pairs (16 bits), or one row's four columns, row g's vector first (32 bits).
-pub fn pack_elements<'a>(shape: &Shape, row: impl Fn(usize) -> &'a [u8], out: &mut [u8], done: impl Fn()) {
+pub fn pack_elements<'a>(shape: &Shape, row: impl Fn(usize) -> &'a [u8], out: &mut [u8]) {
     let tile_bytes = shape.chunks() * shape.chunk_bytes();
     let size = shape.bits / 8;
     // Where each pair of columns, or row of four, of rows g and g + 8 begins: a lane's vectors are LANES * 16 bytes apart.
@@ -204,9 +142,6 @@ pub fn pack_elements<'a>(shape: &Shape, row: impl Fn(usize) -> &'a [u8], out: &m
                     out[at..at + pair.len()].copy_from_slice(pair);
                 }
             }
-        }
-        if tile % (DONE_BYTES / tile_bytes.max(1) + 1) == 0 {
-            done();
         }
     }
 }
@@ -236,46 +171,6 @@ fn fragment_words(bits: usize, low: u32, high: u32) -> [u32; 2] {
             let even = low & 0x33 | (high & 0x33) << 2;
             let odd = (low >> 2) & 0x33 | high & 0xcc;
             [even | odd << 16, 0]
-        }
-    }
-}
-
-/// What belongs to blocks.
-struct Rows<'a> {
-    layout: &'a Layout,
-    /// Blocks of a packed row.
-    blocks: usize,
-}
-
-impl Rows<'_> {
-    /// Index into the packed pairs, and which of the pair, of block `b` of row `n`.
-    fn place(&self, n: usize, b: usize) -> (usize, usize) {
-        ((n / TILE * self.blocks + b) * 8 + n % 8, n % TILE / 8)
-    }
-
-    fn pack_floats(&self, from: &[u8], out: &mut [u8]) {
-        let (size, blocks) = (self.layout.scale_bytes(), self.layout.blocks());
-        for (n, row) in from.chunks_exact(blocks * size).enumerate() {
-            for (b, value) in row.chunks_exact(size).enumerate() {
-                let (pair, which) = self.place(n, b);
-                out[(2 * pair + which) * size..][..size].copy_from_slice(value);
-            }
-        }
-    }
-
-    fn pack_zero_bytes(&self, from: &[u8], out: &mut [u8]) {
-        let (bits, blocks) = (self.layout.bits, self.layout.blocks());
-        for (n, row) in from.chunks_exact((blocks * bits).div_ceil(8)).enumerate() {
-            for b in 0..blocks {
-                let bit = b * bits;
-                let value = row[bit / 8] >> (bit % 8) & (0xff >> (8 - bits));
-                let (pair, which) = self.place(n, b);
-                if bits == 8 {
-                    out[2 * pair + which] = value;
-                } else {
-                    out[pair] |= value << (4 * which);
-                }
-            }
         }
     }
 }

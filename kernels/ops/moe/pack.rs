@@ -204,9 +204,9 @@ impl Form {
         };
         let weights = &mut weights[..self.shape.bytes()];
         if self.codes == Codes::Dense {
-            pack_elements(&self.shape, row, weights, || {});
+            pack_elements(&self.shape, row, weights);
         } else {
-            pack_rows(&self.shape, row, weights, || {});
+            pack_rows(&self.shape, row, weights);
         }
         for at in 0..self.shape.tiles() * TILE {
             let Some((which, n)) = self.row(at) else { continue };
