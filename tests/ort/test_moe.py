@@ -410,9 +410,18 @@ def test_one_expert_for_all_tokens(rng):
     check_node(qmoe(rng, sizes=Sizes(k=1), logits=logits, tokens=(33,)))
 
 
-@pytest.mark.parametrize("E, k", [(256, 8), (512, 16)])
-def test_many_experts(rng, E, k):
-    check_node(qmoe(rng, sizes=Sizes(E=E, H=32, I=32, k=k), tokens=(3,), weights_prepacked=0))
+@pytest.mark.parametrize("E, k, tokens", [(256, 8, 3), (512, 16, 3), (700, 5, 3), (700, 5, 20)])
+def test_many_experts(rng, E, k, tokens):
+    check_node(qmoe(rng, sizes=Sizes(E=E, H=32, I=32, k=k), tokens=(tokens,), weights_prepacked=0))
+
+
+@pytest.mark.parametrize("tokens", [3, 20])
+@pytest.mark.parametrize("normalize", [0, 1])
+def test_logits_that_say_no(rng, normalize, tokens):
+    """Experts of probability zero are chosen where no others are left."""
+    logits = np.full((tokens, 6), -np.inf, F32)
+    logits[:, 2] = 1
+    check_node(node(rng, None, Sizes(E=6, k=3), logits=logits, normalize=normalize, tokens=(tokens,)))
 
 
 def test_more_rows_than_one_pass(rng):
@@ -560,6 +569,7 @@ FORMATS = {
     "int4": (ints(4, 32), int_attrs()),
     "int4 16": (ints(4, 16, zero_points="packed"), int_attrs(4, 16)),
     "int4 128": (ints(4, 128, zero_points="packed"), int_attrs(4, 128)),
+    "int4, float scales": (ints(4, 32, zero_points="packed"), int_attrs()),
     "int8": (ints(8, 64, zero_points="packed"), int_attrs(8, 64)),
     "fp4": (float4("fp4", pack_columns), dict(quant_type="fp4")),
     "nvfp4": (float4("nvfp4", pack_columns), dict(quant_type="nvfp4")),
@@ -574,6 +584,7 @@ def of_format(rng, name, dtype, sizes, **how) -> Node:
     make, attrs = FORMATS[name]
     if name.startswith("int"):
         attrs = attrs | {"weights_prepacked": 0}
+    if name.startswith("int") and "float" not in name:
         inner = make
         make = lambda rng, E, N, K, which: in_type(inner(rng, E, N, K, which), dtype)  # noqa: E731
     return node(rng, make, sizes, dtype=dtype, **attrs, **how)
@@ -613,6 +624,12 @@ def test_whole_groups_of_columns(rng, block, zero_points, dtype, tokens):
     make = ints(4, block, zero_points=zero_points, scale=dtype)
     attrs = int_attrs(4, block, weights_prepacked=0)
     close_to_float64(node(rng, make, Sizes(E=9, H=640, I=384, k=3), dtype=dtype, tokens=(tokens,), **attrs))
+
+
+@pytest.mark.parametrize("tokens", [2, 11])
+@pytest.mark.parametrize("name", ["int4", "int8", "fp4"])
+def test_columns_that_whole_groups_would_pad(rng, name, tokens):
+    close_to_float64(of_format(rng, name, F16, Sizes(E=2, H=1600, I=1600), tokens=(tokens,)))
 
 
 @pytest.mark.parametrize("tokens", [4, 40])

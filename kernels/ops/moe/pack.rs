@@ -109,7 +109,8 @@ impl Form {
         // Whole groups of two chunks are what the leanest kernels take.
         let chunks = k.div_ceil(CHUNK);
         let even = chunks.next_multiple_of(2);
-        let chunks = if (even - chunks) * 1000 <= chunks * PADDING { even } else { chunks };
+        let lean = matches!(codes, Codes::Int(4) | Codes::MxFp4) && scale < 4;
+        let chunks = if lean && (even - chunks) * 1000 <= chunks * PADDING { even } else { chunks };
         let together =
             if bits == 4 && chunks.is_multiple_of(2) && (block == 32 || block == 64) { 128 / block } else { 1 };
         let n = if gate == Gate::None { outputs } else { outputs.next_multiple_of(TILE / 2) * 2 };

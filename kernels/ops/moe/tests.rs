@@ -1,7 +1,9 @@
-use super::problem::Routing;
+use super::pack::Form;
+use super::problem::{Format, Gate, Matrix, Routing, Slots, Stored};
 use super::route::Plan;
 use crate::eval::Single;
 use crate::ops::testing::{assert_close, fault, run, tensor};
+use crate::quant::nbits::{Layout, ZeroPoint};
 use abi::{Attr, DType, HostTensor};
 
 fn routing(top: usize, normalize: bool, sparse_mixer: bool) -> Routing {
@@ -115,4 +117,35 @@ fn dims_tell_the_layout() {
     assert!(sentence.contains("these are the dims of prepacked weights"), "{sentence}");
     let neither = fault(&quantized(&[1, 32, 16], &[1, 64, 16], [&[1, 32], &[1, 64]], 64));
     assert!(neither.contains("[E, 1 I, H * bits / 8]"), "{neither}");
+}
+
+/// On a device, experts take at most 1.05 times what the model holds, at real widths.
+#[test]
+fn packed_experts_add_little() {
+    let slots = Slots { name: "fc1", weights: 2, bias: 4, scales: Some(3), zero_points: Some(11), global: Some(15) };
+    for (n, k) in [(512, 2048), (2048, 512), (2880, 2880), (768, 2048), (1408, 2048), (14336, 4096), (4096, 14336)] {
+        let int = |bits, block, zero_point| {
+            let layout = Layout { n, k, bits, block, scale: DType::F16, zero_point };
+            let (b, scales, points) = layout.source_bytes();
+            (Format::Int(layout), b + scales + points)
+        };
+        let mut formats = vec![
+            (Format::Dense(DType::F16), 2 * n * k),
+            (Format::Fp4 { block: 32 }, n * k / 2 + n * k / 32),
+            (Format::Fp4 { block: 16 }, n * k / 2 + n * k / 16),
+            (Format::Fp8 { block: 128 }, n * k),
+            (Format::Fp8 { block: 0 }, n * k),
+        ];
+        for bits in [2, 4, 8] {
+            formats.extend([32, 64, 128].map(|block| int(bits, block, ZeroPoint::Default)));
+            formats.extend([32, 64, 128].map(|block| int(bits, block, ZeroPoint::Bytes)));
+        }
+        for (format, held) in formats {
+            for (gate, features) in [(Gate::None, n), (Gate::Interleaved, n / 2)] {
+                let matrix = Matrix { slots, n, k, format, stored: Stored::Rows };
+                let bytes = Form::of(DType::F16, gate, &[&matrix], features).bytes();
+                assert!(bytes as f64 <= 1.05 * held as f64, "{format:?}, {n} x {k}, {gate:?}: {bytes} for {held}");
+            }
+        }
+    }
 }
