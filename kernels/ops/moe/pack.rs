@@ -1,7 +1,7 @@
 //! Experts' weights in device memory: one expert's fragments after the other's, as `experts.cuh` reads them.
 //!
 //! A gate and what it gates are one matrix there, whose tiles hold eight features of both. N, K, tile and chunk are those of
-//! [`fragments`].
+//! `quant::fragments`.
 
 use super::experts::{Expert, Experts, float_at};
 use super::problem::{Format, Gate, Matrix};

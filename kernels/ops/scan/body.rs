@@ -1,6 +1,6 @@
 //! Recognises the gated delta rule in a Scan's body, whatever the order of its inputs and factors.
 //!
-//! With state S [D, E] of a head, query q and key k [D], value v [E], decay g and beta b:
+//! With state `S [D, E]` of a head, query `q [D]`, key `k [D]`, value `v [E]`, decay g and beta b:
 //! `S' = exp(g) S`, `S'' = S' + k (b (v - k^T S'))^T`, `y = q^T S''`.
 
 use crate::claim::stated_facts;
