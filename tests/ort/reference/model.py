@@ -175,7 +175,7 @@ class MoE(OpRun):
 
 
 class QMoE(OpRun):
-    """Integers in rows of K."""
+    """Integers in rows of K, or prepacked."""
 
     op_domain = MS
 
@@ -183,11 +183,13 @@ class QMoE(OpRun):
              weights=None, expert_weight_bits=4, block_size=0, quant_type="int", weights_prepacked=None,
              accuracy_level=None, **how):
         assert quant_type == "int"
+        prepacked = fc2.shape[1] != x.shape[-1]
+        unpack = experts.unpack_cutlass if prepacked else quant.unpack_bits
 
         def matrix(codes, scales, zero_points):
             if codes is None:
                 return None
-            codes = quant.unpack_bits(codes, expert_weight_bits)
+            codes = unpack(codes, expert_weight_bits)
             assert codes.shape[-1] // (block_size or codes.shape[-1]) == scales.shape[-1] or scales.ndim == 2
             assert zero_points is None
             return experts.dequantize(codes, scales.reshape(*codes.shape[:2], -1), bits=expert_weight_bits, block=block_size)

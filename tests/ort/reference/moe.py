@@ -110,21 +110,35 @@ def pack(codes, bits):
     return pack_three(codes) if bits == 3 else pack_bits(codes, bits)
 
 
-def pack_cutlass(codes, bits):
-    """codes [E, N, K] as CUTLASS's mixed GEMM reads them on sm_80: uint8 [E, K, N * bits / 8].
+def cutlass_order(N, K, bits):
+    """Which code, of [N, K] flattened, comes next as CUTLASS's mixed GEMM reads a matrix on sm_80: int [N * K].
 
     Columns of K: k is permuted within each load of the matrix unit (128 bits of a thread quartet: 32 codes of 4 bits,
     16 of 8), 4 (2) columns take turns in tiles of 64, and in each 32-bit word the even codes come before the odd ones.
     """
-    E, N, K = codes.shape
     load, across, word = 128 // bits, 16 // bits, 32 // bits
     # Quartet member q holds the pairs (8 p + 2 q, 8 p + 2 q + 1) of every p.
     order = np.arange(load).reshape(-1, 4, 2).transpose(1, 0, 2).ravel()
-    columns = codes.reshape(E, N, K // load, load)[..., order]
-    tiles = columns.reshape(E, N // across, across, K // 64, 64).transpose(0, 1, 3, 2, 4)
-    words = tiles.reshape(E, -1, word)
-    words = np.concatenate([words[..., 0::2], words[..., 1::2]], -1)
-    return pack_bits(words.reshape(E, -1), bits).reshape(E, K, N * bits // 8)
+    columns = np.arange(N * K).reshape(N, K // load, load)[..., order]
+    tiles = columns.reshape(N // across, across, K // 64, 64).transpose(0, 2, 1, 3)
+    words = tiles.reshape(-1, word)
+    return np.concatenate([words[:, 0::2], words[:, 1::2]], -1).ravel()
+
+
+def pack_cutlass(codes, bits):
+    """codes [E, N, K] prepacked: uint8 [E, K, N * bits / 8]."""
+    E, N, K = codes.shape
+    words = codes.reshape(E, -1)[:, cutlass_order(N, K, bits)]
+    return pack_bits(words, bits).reshape(E, K, N * bits // 8)
+
+
+def unpack_cutlass(packed, bits):
+    """The codes [E, N, K] of prepacked ones."""
+    E, K, row = packed.shape
+    N = row * 8 // bits
+    codes = np.empty((E, N * K), np.uint8)
+    codes[:, cutlass_order(N, K, bits)] = unpack_bits(packed.reshape(E, -1), bits)
+    return codes.reshape(E, N, K)
 
 
 def pack_columns(codes):
