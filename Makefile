@@ -140,8 +140,10 @@ fuzz: $(TOOLS)/cargo-fuzz $(STAMPS)/requirements  ## Coverage-guided fuzzing, a 
 	for target in $(FUZZ_TARGETS); do
 	    mkdir -p $(CACHE)/fuzz/$$target
 	    # Without a sanitizer cargo-fuzz runs on stable; AddressSanitizer has its own target.
-	    $(TOOLS)/cargo-fuzz run --fuzz-dir tests/fuzz --sanitizer none $$target \
-	        $(CACHE)/fuzz/$$target -- -max_total_time=$(FUZZ_SECONDS) -seed=$(FUZZ_SEED) -rss_limit_mb=4096 -timeout=20 -print_final_stats=1
+	    $(TOOLS)/cargo-fuzz build --fuzz-dir tests/fuzz --sanitizer none $$target
+	    # Attributes may ask for an output of any size: there, and only there, memory runs out.
+	    (ulimit -v 3500000; $(TOOLS)/cargo-fuzz run --fuzz-dir tests/fuzz --sanitizer none $$target \
+	        $(CACHE)/fuzz/$$target -- -max_total_time=$(FUZZ_SECONDS) -seed=$(FUZZ_SEED) -rss_limit_mb=4096 -timeout=20 -print_final_stats=1)
 	done
 
 asan:  ## The kernels', the plan's and the reader's tests under AddressSanitizer
