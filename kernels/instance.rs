@@ -8,7 +8,7 @@ use crate::kernel::{RunCx, Shapes, Tensor, TensorMut};
 use crate::op::NodeCx;
 use crate::par::Par;
 use crate::plan::{Io, Plan, Step};
-use crate::shape_program::{self, input_tensor};
+use crate::shape_program::input_tensor;
 use abi::tensor::AlignedBytes;
 use abi::{DType, Error, HostTensor, Result, ValueId};
 use smallvec::SmallVec;
@@ -94,10 +94,10 @@ pub struct Instance {
 }
 
 impl Instance {
-    /// Runs the shape program for the shapes of `io` and places every tensor.
-    pub fn new(plan: &Plan, io: &dyn Io) -> Result<Self> {
+    /// Places every tensor of a Run with these facts, the shape program's.
+    pub fn new(plan: &Plan, facts: Facts) -> Result<Self> {
         let mut made = Self {
-            facts: shape_program::infer(plan, io)?,
+            facts,
             values: Vec::with_capacity(plan.graph.values.len()),
             steps: Vec::new(),
             host: Vec::new(),

@@ -12,6 +12,7 @@ use crate::kernel::Kernel;
 use crate::op::{self, NodeCx, NodeLabel, OpDef};
 use crate::par::Par;
 use crate::settings::Settings;
+use crate::shape_program;
 use crate::weights::{Constant, PackCache, share_twins};
 use abi::tensor::AlignedBytes;
 use abi::{DType, Error, Graph, InitializerData, Node, NodeId, Result, ValueId};
@@ -218,18 +219,21 @@ impl Plan {
         };
         // Most new shapes differ little from others (one token more): that instance becomes the new one, since lengths
         // that grow do not come back.
-        if let Some((old, instance)) = nearest {
-            let mut instance = Arc::unwrap_or_clone(instance);
-            let adapted = instance.adapt(self, io);
-            let instance = Arc::new(instance);
-            if matches!(adapted, Ok(true)) {
-                keep(key, &instance);
-                return Ok(instance);
+        let facts = match nearest {
+            None => shape_program::infer(self, io)?,
+            Some((old, instance)) => {
+                let mut instance = Arc::unwrap_or_clone(instance);
+                let adapted = instance.adapt(self, io);
+                let instance = Arc::new(instance);
+                let Some(facts) = adapted.transpose() else {
+                    keep(key, &instance);
+                    return Ok(instance);
+                };
+                keep(old, &instance);
+                facts?
             }
-            keep(old, &instance);
-            adapted?;
-        }
-        let instance = Arc::new(Instance::new(self, io)?);
+        };
+        let instance = Arc::new(Instance::new(self, facts)?);
         keep(key, &instance);
         Ok(instance)
     }

@@ -1,6 +1,7 @@
 //! An instance becomes that of other shapes, where the tensors can stay in their places.
 
 use super::{Instance, Place, Placed, roomy};
+use crate::fact::Facts;
 use crate::op::NodeCx;
 use crate::plan::{Io, Plan};
 use crate::shape_program::{self, Changes};
@@ -15,14 +16,15 @@ struct Undo {
 }
 
 impl Instance {
-    /// Makes this the instance for the shapes of `io`, at the cost of what differs. False when some tensor must then lie
-    /// elsewhere; it is then, and after an error, what it was.
-    pub fn adapt(&mut self, plan: &Plan, io: &dyn Io) -> Result<bool> {
+    /// Makes this the instance for the shapes of `io`, at the cost of what differs. When some tensor must then lie
+    /// elsewhere, gives the facts of those shapes, for an instance of their own; this one is then, and after an error, what
+    /// it was.
+    pub fn adapt(&mut self, plan: &Plan, io: &dyn Io) -> Result<Option<Facts>> {
         let mut changes = Changes::default();
         let mut undo = Undo::default();
         let done = shape_program::update(plan, io, &mut self.facts, &mut changes).and_then(|()| {
             if !self.stays(plan, &changes) {
-                return Ok(false);
+                return Ok(Some(self.facts.clone()));
             }
             undo = self.reshape(&changes);
             match (&plan.device, &self.program) {
@@ -31,9 +33,9 @@ impl Instance {
                 }
                 _ => self.size_scratch(plan, |at| changes.steps.binary_search(&at).is_ok()),
             }
-            Ok(true)
+            Ok(None)
         });
-        if !matches!(done, Ok(true)) {
+        if !matches!(done, Ok(None)) {
             changes.undo(&mut self.facts);
             undo.values.into_iter().for_each(|(value, placed)| self.values[value] = placed);
             undo.host.into_iter().for_each(|(i, tensor)| self.host[i] = tensor);
