@@ -4,7 +4,7 @@ use super::{STATE, Steps, body::Role};
 use crate::claim::stated_facts;
 use crate::fact::Facts;
 use crate::op::{self, NodeCx};
-use abi::{Attr, DType, Error, Graph, HostTensor, Initializer, InitializerData, Node, Result, Value, ValueId};
+use abi::{Attr, DType, Error, Graph, HostTensor, Initializer, InitializerData, Node, NodeId, Result, Value, ValueId};
 use std::sync::Arc;
 
 /// Rewrites every Scan; all nodes were claimed.
@@ -12,24 +12,40 @@ use std::sync::Arc;
 /// # Errors
 /// When a Scan was claimed that this cannot read.
 pub fn rewrite(mut graph: Graph) -> Result<Graph> {
-    if !super::any(&graph) {
+    if !graph.nodes.iter().any(super::is_scan) {
         return Ok(graph);
     }
     let facts = inferred(&graph);
-    let nodes = std::mem::take(&mut graph.nodes);
-    for (id, node) in nodes.iter().enumerate() {
-        if !(node.domain.is_empty() && node.op_type == "Scan") {
-            graph.nodes.push(node.clone());
-            continue;
+    let mut scans = scans(&graph, &facts)?.into_iter().peekable();
+    for (id, node) in std::mem::take(&mut graph.nodes).into_iter().enumerate() {
+        match scans.next_if(|scan| scan.id == id) {
+            Some(scan) => Lowering { graph: &mut graph, node: &node, scan }.write()?,
+            None => graph.nodes.push(node),
         }
-        // The node stands in a graph of all nodes while it is read.
-        let whole = Graph { nodes: nodes.clone(), ..graph.clone() };
-        let cx = NodeCx::new(&whole, id, &facts);
-        let steps = Steps::of(&cx).map_err(|decline| Error::Internal(decline.0))?;
-        let ranks = std::array::from_fn(|i| cx.input(i + 1).and_then(|fact| fact.rank()).unwrap_or(0));
-        Lowering { graph: &mut graph, node, dtype: cx.required(STATE)?.dtype }.write(&steps, ranks)?;
     }
     Ok(graph)
+}
+
+/// A node that scans.
+struct ScanNode {
+    id: NodeId,
+    steps: Steps,
+    /// Of the scanned inputs.
+    ranks: [usize; 5],
+    dtype: DType,
+}
+
+/// All of them, in order.
+fn scans(graph: &Graph, facts: &Facts) -> Result<Vec<ScanNode>> {
+    (0..graph.nodes.len())
+        .filter(|&id| super::is_scan(&graph.nodes[id]))
+        .map(|id| {
+            let cx = NodeCx::new(graph, id, facts);
+            let steps = Steps::of(&cx).map_err(|decline| Error::Internal(decline.0))?;
+            let ranks = std::array::from_fn(|i| cx.input(i + 1).and_then(|fact| fact.rank()).unwrap_or(0));
+            Ok(ScanNode { id, steps, ranks, dtype: cx.required(STATE)?.dtype })
+        })
+        .collect()
 }
 
 /// What is known of every value.
@@ -50,24 +66,23 @@ fn inferred(graph: &Graph) -> Facts {
 struct Lowering<'a> {
     graph: &'a mut Graph,
     node: &'a Node,
-    dtype: DType,
+    scan: ScanNode,
 }
 
 impl Lowering<'_> {
-    /// `ranks`: of the scanned inputs.
-    fn write(mut self, steps: &Steps, ranks: [usize; 5]) -> Result<()> {
+    fn write(mut self) -> Result<()> {
         let order = [Role::Query, Role::Key, Role::Value, Role::Decay, Role::Beta];
         let mut inputs = Vec::with_capacity(6);
         for role in order {
-            let slot = steps.slot(role);
+            let slot = self.scan.steps.slot(role);
             let lost = || Error::Internal(format!("Scan '{}' lost an input", self.node.name));
             let from = self.node.inputs[slot].ok_or_else(lost)?;
-            inputs.push(Some(self.joined(from, ranks[slot - 1], &format!("{role:?}"))));
+            inputs.push(Some(self.joined(from, self.scan.ranks[slot - 1], &format!("{role:?}"))));
         }
         inputs.insert(3, self.node.inputs[STATE]);
         let [state, out] = [0, 1].map(|slot| self.node.outputs.get(slot).copied().flatten());
         let attended = out.map(|_| self.value("LinearAttention"));
-        let heads = steps.heads as i64;
+        let heads = self.scan.steps.heads as i64;
         let attrs = vec![
             ("q_num_heads".into(), Attr::Int(heads)),
             ("kv_num_heads".into(), Attr::Int(heads)),
@@ -123,7 +138,7 @@ impl Lowering<'_> {
 
     fn value(&mut self, what: &str) -> ValueId {
         let name = format!("{} {what} {}", self.node.name, self.graph.values.len());
-        self.graph.values.push(Value { name, dtype: Some(self.dtype), shape: None, initializer: None });
+        self.graph.values.push(Value { name, dtype: Some(self.scan.dtype), shape: None, initializer: None });
         self.graph.values.len() - 1
     }
 

@@ -14,7 +14,7 @@ use crate::fact::Fact;
 use crate::kernel::Kernel;
 use crate::op::{Decline, NodeCx, OpDef};
 use crate::shapes::ranked;
-use abi::{Attr, DType, Dim, Error, Graph, Result};
+use abi::{Attr, DType, Dim, Error, Node, Result};
 use body::Role;
 use std::sync::Arc;
 
@@ -122,7 +122,7 @@ fn build_on(cx: &mut BuildCx, _: &Arc<Device>) -> Result<Box<dyn DeviceKernel>> 
     lowered(cx)
 }
 
-/// Whether a graph has such a node.
-fn any(graph: &Graph) -> bool {
-    graph.nodes.iter().any(|node| node.domain.is_empty() && node.op_type == "Scan")
+/// Whether a node is one.
+fn is_scan(node: &Node) -> bool {
+    node.domain.is_empty() && node.op_type == "Scan"
 }
