@@ -96,6 +96,9 @@ cuda-fake: $(STAMPS)/requirements $(CACHE)/genai-cuda/stamp  ## The CUDA EP on t
 	$(MAKE) cuda-emulated PROFILE=dev
 	export PYTHONPATH=$(CURDIR)/$(EMULATED):$(CURDIR)/$(CACHE)/genai-cuda:$(CURDIR)
 	$(PY) -m pytest -q tests/fake_cuda
+	# The tests that compute-sanitizer runs on a GPU are there.
+	$(PY) -m pytest -q --collect-only -p tests.device.watch --device-tests tests/device/sanitized.txt --ep cuda \
+	    --fake-cuda $(EMULATED)/libcuda.so.1 tests/ort >/dev/null
 	$(PY) -m pytest $(PYTEST_ARGS) --ep cuda --fake-cuda $(EMULATED)/libcuda.so.1 tests/ort
 
 device-pack: $(CUDA)/stamp  ## What a GPU machine without a network needs for tests/device/run.sh, in .device

@@ -29,7 +29,7 @@ pub const OPTIONS: &[OptionDef] = &[
         default: "0",
         help: "Most memory of the GPU that this library takes while the session lives; 0 for all there is",
     },
-    OptionDef { name: "fusion", kind: Kind::Bool, default: "0", help: "Whether nodes are merged into larger kernels" },
+    OptionDef { name: "fusion", kind: Kind::Bool, default: "1", help: "Whether nodes are merged into larger kernels" },
     OptionDef {
         name: "shared_memory_limit",
         kind: Kind::Int { min: 0, max: 1 << 20 },
@@ -199,7 +199,7 @@ mod tests {
             graphs: GraphMode::Auto,
             ort_graphs: false,
             memory_limit: 0,
-            fusion: false,
+            fusion: true,
             shared_memory_limit: 0,
             launch_overlap: true,
             user_stream: None,

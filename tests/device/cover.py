@@ -14,12 +14,16 @@ import collections
 import fcntl
 import json
 import pathlib
+import re
 import sys
 
 import pytest
 
 # A second test finds what the first one's sizes hide.
 TWICE = 2
+# Under the sanitizer these take minutes: many threads, or thousands of Runs.
+SLOW = re.compile(r"test_eight_threads|test_flipped_bytes")
+ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
 def pytest_addoption(parser):
@@ -33,7 +37,8 @@ def pytest_runtest_call(item):
     yield
     path, driver = item.config.getoption("--kernel-log"), target.STATE.fake
     if path and driver is not None:
-        line = {"test": item.nodeid, "kernels": sorted(set(driver.kernels()))}
+        name = item.path.relative_to(ROOT).as_posix() + item.nodeid[item.nodeid.index("::") :]
+        line = {"test": name, "kernels": sorted(set(driver.kernels()))}
         with open(path, "a") as log:
             fcntl.flock(log, fcntl.LOCK_EX)
             print(json.dumps(line), file=log, flush=True)
@@ -55,7 +60,8 @@ def choose(tests: dict[str, frozenset[str]]) -> list[str]:
 
 def main(paths: list[str]) -> None:
     lines = [json.loads(line) for path in paths for line in pathlib.Path(path).read_text().splitlines()]
-    print(*choose({line["test"]: frozenset(line["kernels"]) for line in lines if line["kernels"]}), sep="\n")
+    fast = [line for line in lines if line["kernels"] and not SLOW.search(line["test"])]
+    print(*choose({line["test"]: frozenset(line["kernels"]) for line in fast}), sep="\n")
 
 
 if __name__ == "__main__":

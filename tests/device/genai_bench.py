@@ -49,8 +49,6 @@ def main() -> None:
         config.clear_providers()
         config.append_provider("cuda")
         config.set_provider_option("cuda", "enable_cuda_graph", graph)
-        if given.ep_library:
-            config.set_provider_option("cuda", "fusion", "1")
         model = og.Model(config)
         for length in PROMPTS:
             prompt = np.random.default_rng(0).integers(10, min(vocabulary, 400), length, np.int32)
