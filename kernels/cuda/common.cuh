@@ -26,21 +26,15 @@
 // It may be launched to overlap with its predecessor (LaunchShape::overlap): it waits before it touches memory.
 #define NXRT_KERNEL(name, Params, function, max_threads)                                                     \
     extern "C" __global__ void __launch_bounds__(max_threads) name(const __grid_constant__ Params params) { \
-        nxrt::grid_dependency_begin();                                                                       \
+        nxrt::grid_dependency_ready();                                                                       \
         function(params);                                                                                    \
     }
 
-// The same for a function that calls nxrt::grid_dependency_wait() itself, in every thread, before it reads what earlier
-// kernels write and before it writes: it may load weights first.
+// The same for a function that calls nxrt::grid_dependency_ready() itself (or _wait(), and _launch() some time after it), in
+// every thread, before it writes and before it reads what its predecessor writes. No kernel lets its successor begin before
+// its own predecessor has ended: so before the wait, constants may be read, and, in every launch of a program but the first,
+// whatever its predecessor does not write.
 #define NXRT_KERNEL_EARLY(name, Params, function, max_threads)                                               \
-    extern "C" __global__ void __launch_bounds__(max_threads) name(const __grid_constant__ Params params) { \
-        nxrt::grid_dependency_launch();                                                                      \
-        function(params);                                                                                    \
-    }
-
-// The same for a function that calls nxrt::grid_dependency_launch() itself as well, after its wait: what the kernel in front of
-// this one was waiting for is then complete before the next one begins.
-#define NXRT_KERNEL_PLAIN(name, Params, function, max_threads)                                               \
     extern "C" __global__ void __launch_bounds__(max_threads) name(const __grid_constant__ Params params) { \
         function(params);                                                                                    \
     }
@@ -283,17 +277,18 @@ NXRT_DEVICE void grid_dependency_wait() {
 #endif
 }
 
-// Lets the next kernel's blocks start once all blocks of this one have said so (or ended).
+// Lets the next kernel's blocks start once all blocks of this one have said so (or ended). Never before the wait: see
+// NXRT_KERNEL_EARLY.
 NXRT_DEVICE void grid_dependency_launch() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif
 }
 
-// What a kernel without work before its wait starts with.
-NXRT_DEVICE void grid_dependency_begin() {
-    grid_dependency_launch();
+// Both, for whom nothing lies between them.
+NXRT_DEVICE void grid_dependency_ready() {
     grid_dependency_wait();
+    grid_dependency_launch();
 }
 
 }  // namespace nxrt

@@ -161,7 +161,7 @@ NXRT_DEVICE void gemv(const ProductParams& p) {
     // Weights never change: the first ones are on their way before the kernel in front has written x.
     G current;
     current.load(w, blockIdx.x, first);
-    grid_dependency_wait();
+    grid_dependency_ready();
     unsigned parity = 0;
     for (uint32_t tile = blockIdx.x; tile < w.tiles; tile += gridDim.x) {
         float sum[4] = {};

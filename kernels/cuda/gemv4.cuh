@@ -134,7 +134,7 @@ NXRT_DEVICE void gemv4(const ProductParams& p) {
     // Weights never change: the first ones are on their way before the kernel in front has written x.
     from.load(even);
     from.load(odd);
-    grid_dependency_wait();
+    grid_dependency_ready();
     stage_rows<T>(p, staged, m0, rows);
     __syncthreads();
 

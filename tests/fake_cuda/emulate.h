@@ -132,7 +132,6 @@ inline uint32_t present_lanes() {
     }
 
 #define NXRT_KERNEL_EARLY NXRT_KERNEL
-#define NXRT_KERNEL_PLAIN NXRT_KERNEL
 
 // ---- synchronisation ----
 

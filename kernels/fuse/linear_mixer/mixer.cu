@@ -531,7 +531,7 @@ NXRT_DEVICE void mix(const MixerParams& p, Shared& shared) {
     if (p.conv_weight && threadIdx.x < 2 * p.dk + min(at.at_once, p.heads) * p.dv)
         taps.load(p, Channel<T>(p, at, at.first, threadIdx.x).channel);
     epilogue.load_constants(p, at);
-    grid_dependency_wait();
+    grid_dependency_ready();
     for (uint32_t pass = 0; pass < p.heads; pass += at.at_once) {
         const bool live = pass + at.which < p.heads;
         const uint32_t head = live ? at.head(pass) : at.first;

@@ -273,7 +273,7 @@ NXRT_DEVICE void grouped(const GroupedParams& p) {
     ahead.advance(p, groups, warps);
     Main::load(odd, p, ahead, groups);
     ahead.advance(p, groups, warps);
-    grid_dependency_wait();
+    grid_dependency_ready();
     stage<T>(p, staged, m0, rows, shared32);
     __syncthreads();
 

@@ -4,8 +4,8 @@
 using namespace nxrt;
 
 #define STREAM(name, F)                                                                                                \
-    NXRT_KERNEL_PLAIN(stream_##name##_f16, ExpertParams, (stream_row<half, F, -1, -1>), kGemvWarps * kWarpSize)    \
-    NXRT_KERNEL_PLAIN(stream_##name##_bf16, ExpertParams, (stream_row<bf16, F, -1, -1>), kGemvWarps * kWarpSize)
+    NXRT_KERNEL_EARLY(stream_##name##_f16, ExpertParams, (stream_row<half, F, -1, -1>), kGemvWarps * kWarpSize)    \
+    NXRT_KERNEL_EARLY(stream_##name##_bf16, ExpertParams, (stream_row<bf16, F, -1, -1>), kGemvWarps * kWarpSize)
 
 STREAM(int2, Int2)
 STREAM(int4, Int4)
