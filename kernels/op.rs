@@ -54,12 +54,18 @@ pub struct OpDef {
     pub alias: Option<Alias>,
     /// Pairs (input, output) that the caller may bind to one buffer, and the kernel then updates in place.
     pub in_place: &'static [(usize, usize)],
+    /// Whether all that is made of the node but the results themselves - the outputs' facts, scratch, launches, those of a
+    /// cluster too - stays what it was when the fact of this input slot was that one; for values that grow with each Run.
+    pub steady: Option<Steady>,
     /// The op on CUDA devices; ops that move nothing (`view`, `shape_only`) need none.
     pub cuda: Option<CudaOp>,
 }
 
 /// Byte offsets of the outputs in input 0, if their bytes lie there.
 pub type Alias = fn(&NodeCx) -> Option<Vec<usize>>;
+
+/// Node, an input slot, and the fact that it had: see [`OpDef::steady`].
+pub type Steady = fn(&NodeCx, usize, &Fact) -> bool;
 
 /// Makes an op's kernel for a CUDA device; packs and uploads weights.
 pub type CudaBuild = fn(&mut BuildCx, &Arc<Device>) -> Result<Box<dyn DeviceKernel>>;
@@ -95,6 +101,7 @@ impl OpDef {
             view: false,
             alias: None,
             in_place: &[],
+            steady: None,
             cuda: None,
         }
     }
@@ -137,6 +144,12 @@ impl OpDef {
     /// Names (input, output) pairs that may share a buffer.
     pub const fn with_in_place(mut self, pairs: &'static [(usize, usize)]) -> Self {
         self.in_place = pairs;
+        self
+    }
+
+    /// Says which new facts of inputs make no difference.
+    pub const fn with_steady(mut self, steady: Steady) -> Self {
+        self.steady = Some(steady);
         self
     }
 }

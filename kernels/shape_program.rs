@@ -33,7 +33,7 @@ pub fn infer(plan: &Plan, io: &dyn Io) -> Result<Facts> {
 pub struct Changes {
     /// Values whose facts differ, with the facts that they had.
     pub values: Vec<(ValueId, Option<Arc<Fact>>)>,
-    /// Steps that read such a value, in order. Only they make any.
+    /// Steps to which that makes a difference, in order. Only they make any.
     pub steps: Vec<usize>,
 }
 
@@ -44,6 +44,21 @@ impl Changes {
         }
         self.values.push((value, facts[value].replace(Arc::new(fact))));
         true
+    }
+
+    /// Whether what differs makes no difference to `step`.
+    fn leave(&self, plan: &Plan, step: &Step, facts: &Facts) -> bool {
+        let Some(steady) = step.def.steady else { return false };
+        let node = &plan.graph.nodes[step.node];
+        if node.outputs.iter().flatten().any(|&v| plan.on_host[v]) {
+            return false;
+        }
+        let cx = NodeCx::new(&plan.graph, step.node, facts);
+        let old = |value: ValueId| self.values.iter().find(|(v, _)| *v == value).map(|(_, old)| old);
+        node.inputs.iter().enumerate().all(|(slot, value)| match value.and_then(old) {
+            None => true,
+            Some(old) => old.as_ref().is_some_and(|old| steady(&cx, slot, old)),
+        })
     }
 
     /// Gives `facts` back what they were.
@@ -66,8 +81,11 @@ pub fn update(plan: &Plan, io: &dyn Io, facts: &mut Facts, changes: &mut Changes
         if changes.steps.last() == Some(&at) {
             continue;
         }
-        changes.steps.push(at);
         let step = &plan.steps[at];
+        if changes.leave(plan, step, facts) {
+            continue;
+        }
+        changes.steps.push(at);
         let node = &plan.graph.nodes[step.node];
         for (value, fact) in node.outputs.iter().zip(infer_step(plan, step, facts)?) {
             if let Some(value) = value.filter(|&value| changes.set(facts, value, fact)) {

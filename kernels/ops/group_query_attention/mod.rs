@@ -23,6 +23,7 @@ use abi::{DType, Result};
 /// The definitions.
 pub const OPS: &[OpDef] = &[OpDef::new("com.microsoft", "GroupQueryAttention", (1, 1), claim, shape::infer, build)
     .with_host_inputs(&[slot::TOTAL])
+    .with_steady(shape::steady)
     .with_in_place(&[(slot::PAST_KEY, slot::PRESENT_KEY), (slot::PAST_VALUE, slot::PRESENT_VALUE)])
     .with_cuda_claim(cuda::claim, cuda::build)];
 

@@ -3,7 +3,7 @@
 use super::{Attrs, slot};
 use crate::fact::{Fact, div, mul, unify};
 use crate::op::NodeCx;
-use abi::{Dim, Result};
+use abi::{Dim, HostTensor, Result};
 
 /// Facts of output, present_key and present_value.
 pub(super) fn infer(cx: &NodeCx) -> Result<Vec<Fact>> {
@@ -27,6 +27,23 @@ pub(super) fn infer(cx: &NodeCx) -> Result<Vec<Fact>> {
     let hidden = mul(&Dim::Known(attrs.heads), &head);
     let cache = vec![batch.clone(), Dim::Known(attrs.kv_heads), capacity, head];
     Ok(vec![Fact::new(dtype, vec![batch, rows, hidden]), Fact::new(dtype, cache.clone()), Fact::new(dtype, cache)])
+}
+
+/// Whether one count of tokens is as good as another: the past holds both, both are a first prompt or neither is, and no
+/// check fails for either.
+pub(super) fn steady(cx: &NodeCx, slot: usize, old: &Fact) -> bool {
+    let known = |s: usize, axis: isize| cx.input(s).and_then(|fact| fact.dim(axis).known());
+    let (Some(new), Some(rows), Some(past)) = (cx.input(slot), known(slot::QUERY, 1), known(slot::PAST_KEY, 2)) else {
+        return false;
+    };
+    let most = known(slot::COS, 0).map_or(past, |angles| past.min(angles));
+    let count = |fact: &Fact| {
+        let value = fact.value.as_ref().and_then(HostTensor::as_slice::<i32>).filter(|value| value.len() == 1)?;
+        usize::try_from(value[0]).ok().filter(|t| (rows.max(1)..=most).contains(t))
+    };
+    let both = count(old).zip(count(new));
+    let alike = both.is_some_and(|(old, new)| (old == rows) == (new == rows));
+    slot == slot::TOTAL && old.shape == new.shape && alike && !cx.has_input(slot::BIAS)
 }
 
 fn input(slot: usize, name: &str) -> String {
