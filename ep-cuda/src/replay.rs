@@ -15,7 +15,7 @@
 use crate::counters::{Counter, add};
 use abi::cuda::{Exec, Graph, Stream, launch};
 use abi::{Error, Result};
-use kernels::cuda::{Base, Bases, Buffer, COUNTER_BYTES, DevPtr, Device, Program};
+use kernels::cuda::{Base, Bases, Buffer, COUNTER_BYTES, Device, Program};
 use std::sync::Arc;
 
 /// Graphs that a lane keeps: one for prompts and one for single tokens, and as many again for a client that changes
@@ -178,14 +178,14 @@ impl Replay {
     /// Makes the graph say what `program` says, at these addresses.
     fn update(&mut self, program: &Arc<Program>, addresses: &Addresses, workspace: Option<Arc<Buffer>>) -> Result<()> {
         let same_program = Arc::ptr_eq(&self.program, program);
-        let moved = Moved::between(self, addresses, workspace.as_ref());
-        if same_program && !moved.any() {
+        let moved = self.moved(addresses, workspace.as_ref());
+        if same_program && moved.is_empty() {
             return Ok(());
         }
         let bound = bases(addresses, workspace.as_ref());
         let mut due = if same_program { Vec::new() } else { program.differences(&self.program) };
-        if moved.any() {
-            due.extend(program.launches().enumerate().filter(|(_, kernel)| kernel.addresses().any(|p| moved.has(p))));
+        if !moved.is_empty() {
+            due.extend(moved.iter().flat_map(|&base| program.users(base)));
             due.sort_unstable_by_key(|&(n, _)| n);
             due.dedup_by_key(|&mut (n, _)| n);
         }
@@ -200,6 +200,20 @@ impl Replay {
         Ok(())
     }
 
+    /// The bases that are no longer where the graph's nodes say.
+    fn moved(&self, addresses: &Addresses, workspace: Option<&Arc<Buffer>>) -> Vec<Base> {
+        let address = |w: Option<&Arc<Buffer>>| w.map_or(0, |w| w.address());
+        let here = address(self.workspace.as_ref()) != address(workspace);
+        let apart = |old: &[u64], new: &[u64], base: fn(usize) -> Base| {
+            let pairs = old.iter().zip(new).enumerate();
+            pairs.filter(|(_, (old, new))| old != new).map(|(i, _)| base(i)).collect::<Vec<_>>()
+        };
+        let mut moved = apart(&self.addresses.inputs, &addresses.inputs, Base::Input);
+        moved.extend(apart(&self.addresses.outputs, &addresses.outputs, Base::Output));
+        moved.extend(here.then_some(Base::Workspace));
+        moved
+    }
+
     /// One pass.
     ///
     /// # Errors
@@ -212,38 +226,6 @@ impl Replay {
         }
         add(Counter::Replays, 1);
         Ok(())
-    }
-}
-
-/// Which bases are no longer where a graph's nodes say.
-struct Moved {
-    workspace: bool,
-    inputs: Vec<bool>,
-    outputs: Vec<bool>,
-}
-
-impl Moved {
-    fn between(old: &Replay, addresses: &Addresses, workspace: Option<&Arc<Buffer>>) -> Self {
-        let address = |w: Option<&Arc<Buffer>>| w.map_or(0, |w| w.address());
-        let pairs = |a: &[u64], b: &[u64]| a.iter().zip(b).map(|(a, b)| a != b).collect();
-        Self {
-            workspace: address(old.workspace.as_ref()) != address(workspace),
-            inputs: pairs(&old.addresses.inputs, &addresses.inputs),
-            outputs: pairs(&old.addresses.outputs, &addresses.outputs),
-        }
-    }
-
-    fn any(&self) -> bool {
-        self.workspace || self.inputs.contains(&true) || self.outputs.contains(&true)
-    }
-
-    fn has(&self, ptr: DevPtr) -> bool {
-        match ptr.base() {
-            Base::Absolute => false,
-            Base::Workspace => self.workspace,
-            Base::Input(i) => self.inputs[i],
-            Base::Output(j) => self.outputs[j],
-        }
     }
 }
 

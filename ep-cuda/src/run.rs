@@ -137,7 +137,7 @@ impl Compiled for CompiledPlan {
                     output.dtype
                 )));
             }
-            if output.len > 0 && output.memory().kind != DeviceKind::Gpu {
+            if output.len > 0 && output.device_kind() != DeviceKind::Gpu {
                 return Err(Error::Internal(format!("output {j} is in host memory that the device cannot write")));
             }
             if output.len > 0 && !(output.data as u64).is_multiple_of(ALIGN) {
@@ -173,7 +173,7 @@ impl StreamLane {
         for (i, input) in inputs.iter().enumerate() {
             let (start, bytes) = (addresses.inputs[i], input.len());
             let clash = |(out, j)| !(start == out && of.plan.may_share(i, j));
-            let pageable = input.memory().kind == DeviceKind::Cpu;
+            let pageable = input.device_kind() == DeviceKind::Cpu;
             let misaligned = !start.is_multiple_of(ALIGN);
             if bytes == 0 || !(pageable || misaligned || outputs.within(start, bytes).any(clash)) {
                 continue;

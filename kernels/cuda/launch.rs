@@ -11,7 +11,7 @@ use smallvec::SmallVec;
 pub struct DevPtr(u64);
 
 /// What a [`DevPtr`] is relative to.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Base {
     /// Nothing: the offset is the address (0: null).
     Absolute,

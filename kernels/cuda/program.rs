@@ -29,18 +29,32 @@ struct Listing {
     stretches: Vec<Stretch>,
     /// Per stretch: the number of its first launch; then the number of launches.
     starts: Vec<usize>,
+    /// The most scratch that a stretch needs.
+    scratch: usize,
     /// Which of the instance's host values are uploaded.
     uploaded: Vec<usize>,
+    slots: Arc<[Slot]>,
+    /// Each base that a launch has an address of, with the launch's number; in order.
+    users: Vec<(Base, usize)>,
 }
 
+/// Where a host value that kernels read lies in the workspace: first byte, end, number. In rising order.
+type Slot = (u64, u64, usize);
+
 impl Listing {
-    fn new(stretches: Vec<Stretch>, uploaded: Vec<usize>) -> Self {
+    fn new(stretches: Vec<Stretch>, uploaded: Vec<usize>, slots: Arc<[Slot]>) -> Self {
         let mut starts = vec![0];
         starts.extend(stretches.iter().scan(0, |at, (launches, _)| {
             *at += launches.len();
             Some(*at)
         }));
-        Self { stretches, starts, uploaded }
+        let scratch = stretches.iter().map(|stretch| stretch.1).max().unwrap_or(0);
+        let launches = stretches.iter().flat_map(|(launches, _)| launches.iter()).enumerate();
+        let mut users: Vec<_> =
+            launches.flat_map(|(n, kernel)| kernel.addresses().map(move |p| (p.base(), n))).collect();
+        users.sort_unstable();
+        users.dedup();
+        Self { stretches, starts, scratch, uploaded, slots, users }
     }
 }
 
@@ -86,6 +100,18 @@ impl Program {
         self.apart(other).into_iter().flat_map(stretch).filter_map(differ).collect()
     }
 
+    /// The launches that have an address of `base`, by number; some more than once.
+    pub fn users(&self, base: Base) -> impl Iterator<Item = (usize, &Launch)> {
+        let listing = &self.listing;
+        let first = listing.users.partition_point(|&user| user < (base, 0));
+        let listed = listing.users[first..].iter().take_while(move |user| user.0 == base).map(|&(_, n)| {
+            let at = listing.starts.partition_point(|&start| start <= n) - 1;
+            (n, &self.stretch(at)[n - listing.starts[at]])
+        });
+        let patched = self.patches.iter().flat_map(|(at, (launches, _))| (listing.starts[*at]..).zip(launches.iter()));
+        listed.chain(patched).filter(move |(_, kernel)| kernel.addresses().any(|p| p.base() == base))
+    }
+
     /// The stretches that another program of this listing may have otherwise, in order.
     fn apart(&self, other: &Self) -> SmallVec<[usize; 32]> {
         let mut apart: SmallVec<_> = self.patches.iter().chain(&other.patches).map(|&(at, _)| at).collect();
@@ -111,15 +137,13 @@ impl Program {
             side.launch_steps(plan, instance, &instance.steps[steps.clone()], cluster, &mut stretches)?;
             order = steps.end;
         }
-        let uploaded = side.read_from_memory(instance, &stretches);
+        let slots = slots(instance);
+        let uploaded = read_from_memory(&slots, stretches.iter());
         stretches.push((side.copies(plan, instance).into(), 0));
         stretches[0].0 = side.uploads(instance, &uploaded).into();
-        let scratch = stretches.iter().map(|stretch| stretch.1).max().unwrap_or(0);
-        Ok(Self {
-            workspace_bytes: instance.scratch_offset() + scratch,
-            listing: Arc::new(Listing::new(stretches, uploaded)),
-            patches: SmallVec::new(),
-        })
+        let listing = Listing::new(stretches, uploaded, slots);
+        let workspace_bytes = instance.scratch_offset() + listing.scratch;
+        Ok(Self { workspace_bytes, listing: Arc::new(listing), patches: SmallVec::new() })
     }
 
     /// The program of `instance`, which has this one's places and other shapes; `touched` are the steps that see them.
@@ -141,9 +165,8 @@ impl Program {
             patches.extend((steps.start + 1..).zip(made));
             order = steps.end;
         }
-        let made: Vec<_> = patches.iter().map(|(_, stretch)| stretch.clone()).collect();
         let mut uploaded = self.listing.uploaded.clone();
-        uploaded.extend(side.read_from_memory(instance, &made));
+        uploaded.extend(read_from_memory(&self.listing.slots, patches.iter().map(|(_, stretch)| stretch)));
         uploaded.sort_unstable();
         uploaded.dedup();
         let last = self.listing.stretches.len() - 1;
@@ -159,9 +182,8 @@ impl Program {
         all.extend(kept.cloned());
         all.extend(patches);
         all.sort_unstable_by_key(|&(at, _)| at);
-        let patch = |at: usize| all.binary_search_by_key(&at, |&(at, _)| at).ok().map(|patch| &all[patch].1);
-        let listed = self.listing.stretches.iter().enumerate();
-        let scratch = listed.map(|(at, stretch)| patch(at).unwrap_or(stretch).1).max().unwrap_or(0);
+        // A stretch that patches replace may have needed the most: that is not worth a look at all the others.
+        let scratch = all.iter().map(|(_, stretch)| stretch.1).fold(self.listing.scratch, usize::max);
         let workspace_bytes = scratch_offset + scratch;
         let fits = |(at, (launches, _)): &(usize, Stretch)| launches.len() == self.listing.stretches[*at].0.len();
         if uploaded == self.listing.uploaded && all.iter().all(fits) {
@@ -169,8 +191,33 @@ impl Program {
         }
         let mut stretches = self.listing.stretches.clone();
         all.into_iter().for_each(|(at, stretch)| stretches[at] = stretch);
-        Self { listing: Arc::new(Listing::new(stretches, uploaded)), patches: SmallVec::new(), workspace_bytes }
+        let listing = Listing::new(stretches, uploaded, self.listing.slots.clone());
+        Self { listing: Arc::new(listing), patches: SmallVec::new(), workspace_bytes }
     }
+}
+
+fn slots(instance: &Instance) -> Arc<[Slot]> {
+    let slot = |(i, slot): (usize, &Option<usize>)| {
+        let bytes = instance.host[i].bytes().len();
+        slot.map(|at| (at as u64, (at + bytes) as u64, i))
+    };
+    let mut slots: Vec<_> = instance.host_slots.iter().enumerate().filter_map(slot).collect();
+    slots.sort_unstable();
+    slots.into()
+}
+
+/// Which host values the launches read from memory, in order.
+fn read_from_memory<'a>(slots: &[Slot], stretches: impl Iterator<Item = &'a Stretch>) -> Vec<usize> {
+    let value = |ptr: DevPtr| {
+        let offset = Some(ptr.offset()).filter(|_| ptr.base() == Base::Workspace)?;
+        let at = slots.partition_point(|&(start, ..)| start <= offset).checked_sub(1)?;
+        (offset < slots[at].1).then_some(slots[at].2)
+    };
+    let launches = stretches.flat_map(|(launches, _)| launches.iter());
+    let mut values: Vec<_> = launches.flat_map(Launch::addresses).filter_map(value).collect();
+    values.sort_unstable();
+    values.dedup();
+    values
 }
 
 /// The cluster that the `order`th step of `instance` belongs to, if any, and the range of steps that are launched with it.
@@ -237,28 +284,6 @@ impl DeviceSide {
             constants,
             device,
         })
-    }
-
-    /// Which of the instance's host values the launches read from memory.
-    fn read_from_memory(&self, instance: &Instance, stretches: &[Stretch]) -> Vec<usize> {
-        let slot = |(i, slot): (usize, &Option<usize>)| {
-            let bytes = instance.host[i].bytes().len();
-            slot.map(|at| (at as u64, (at + bytes) as u64, i))
-        };
-        let mut slots: Vec<_> = instance.host_slots.iter().enumerate().filter_map(slot).collect();
-        slots.sort_unstable();
-        let workspace = |ptr: DevPtr| (ptr.base() == Base::Workspace).then(|| ptr.offset());
-        let offsets = stretches.iter().flat_map(|(launches, _)| launches.iter()).flat_map(Launch::addresses);
-        let mut read = vec![false; slots.len()];
-        for offset in offsets.filter_map(workspace) {
-            let at = slots.partition_point(|&(start, ..)| start <= offset);
-            if let Some(slot) = at.checked_sub(1).filter(|&slot| offset < slots[slot].1) {
-                read[slot] = true;
-            }
-        }
-        let mut values: Vec<_> = slots.iter().zip(read).filter(|(_, read)| *read).map(|(slot, _)| slot.2).collect();
-        values.sort_unstable();
-        values
     }
 
     /// Brings host values to the device.

@@ -2,7 +2,7 @@
 
 use super::factory::lock;
 use super::status::{ort, slice_from};
-use super::{Api, Level, Logger, MemoryDevice, sys};
+use super::{Api, DeviceKind, Level, Logger, MemoryDevice, sys};
 use crate::error::{Error, Result};
 use crate::parallel::ParallelFor;
 use crate::tensor::DType;
@@ -154,6 +154,12 @@ impl<'a> Input<'a> {
         unsafe { memory_of(self.api, self.value) }
     }
 
+    /// The kind of device that owns the tensor's memory.
+    pub fn device_kind(&self) -> DeviceKind {
+        // SAFETY: the value is live.
+        unsafe { kind_of(self.api, self.value) }
+    }
+
     /// Number of bytes; 0 for strings.
     pub fn len(&self) -> usize {
         // ORT holds the tensor, so the product fits.
@@ -181,6 +187,12 @@ impl Output<'_> {
     pub fn memory(&self) -> MemoryDevice {
         // SAFETY: the value is live.
         unsafe { memory_of(self.api, self.value) }
+    }
+
+    /// The kind of device that owns the tensor's memory.
+    pub fn device_kind(&self) -> DeviceKind {
+        // SAFETY: the value is live.
+        unsafe { kind_of(self.api, self.value) }
     }
 }
 
@@ -251,6 +263,13 @@ pub(crate) unsafe fn type_and_shape<'a>(api: Api, value: *const sys::OrtValue) -
 pub(crate) unsafe fn memory_of(api: Api, value: *const sys::OrtValue) -> MemoryDevice {
     // SAFETY: the caller vouches for `value`, which owns its memory device.
     unsafe { MemoryDevice::read(api, ((*api.ep()).Value_GetMemoryDevice)(value)) }
+}
+
+/// # Safety
+/// `value` is live.
+unsafe fn kind_of(api: Api, value: *const sys::OrtValue) -> DeviceKind {
+    // SAFETY: the caller vouches for `value`, which owns its memory device.
+    unsafe { DeviceKind::read(api, ((*api.ep()).Value_GetMemoryDevice)(value)) }
 }
 
 fn no_such(what: &str, index: usize) -> Error {

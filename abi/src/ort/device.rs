@@ -56,6 +56,21 @@ impl HardwareDevice {
     }
 }
 
+impl DeviceKind {
+    /// # Safety
+    /// `raw` is a live memory device.
+    pub(crate) unsafe fn read(api: Api, raw: *const sys::OrtMemoryDevice) -> Self {
+        // SAFETY: the caller vouches for `raw`.
+        match unsafe { ((*api.ep()).MemoryDevice_GetDeviceType)(raw) } {
+            // `OrtMemoryInfoDeviceType` numbers 2 for FPGA and 3 for NPU.
+            0 => Self::Cpu,
+            1 => Self::Gpu,
+            3 => Self::Npu,
+            other => Self::Other(other),
+        }
+    }
+}
+
 /// Which of a device's memories.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum MemoryKind {
@@ -93,13 +108,7 @@ impl MemoryDevice {
         unsafe {
             let ep = api.ep();
             Self {
-                // `OrtMemoryInfoDeviceType` numbers 2 for FPGA and 3 for NPU.
-                kind: match ((*ep).MemoryDevice_GetDeviceType)(raw) {
-                    0 => DeviceKind::Cpu,
-                    1 => DeviceKind::Gpu,
-                    3 => DeviceKind::Npu,
-                    other => DeviceKind::Other(other),
-                },
+                kind: DeviceKind::read(api, raw),
                 memory: match ((*ep).MemoryDevice_GetMemoryType)(raw) {
                     0 => MemoryKind::Default,
                     5 => MemoryKind::HostAccessible,
