@@ -268,6 +268,13 @@ NXRT_DEVICE float2 block_sum2(float a, float b, float* shared64) {
     return warp_sum2(present ? shared64[lane_id()] : 0.0f, present ? shared64[kWarpSize + lane_id()] : 0.0f);
 }
 
+// Has the 128 bytes at `p` brought to L2, or not: a hint.
+NXRT_DEVICE void prefetch_l2(const void* p) {
+#ifndef NXRT_EMULATE
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(p));
+#endif
+}
+
 // ---- programmatic dependent launch: nothing below sm_90 ----
 
 // Waits until the kernels this one depends on have finished and their writes can be seen.

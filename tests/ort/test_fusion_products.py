@@ -113,7 +113,7 @@ class Products:
 
 def fused_kernels() -> list[str]:
     fake = target.STATE.fake
-    return [k for k in fake.kernels() if k.startswith(("lean_", "halves_"))] if fake else []
+    return [k for k in fake.kernels() if k.startswith(("lean_", "halves_", "row_"))] if fake else []
 
 
 def check(rng, case: Products, fused: int = 1):
@@ -165,6 +165,25 @@ def test_widths(rng, K):
     check(rng, Products(K=K, N=(32, 16, 4)))
 
 
+@pytest.mark.parametrize("dtype", [F16, BF16], ids=name_of)
+@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize("K", [256, 1024, 4352])
+def test_blocks_go_from_lot_to_lot(rng, K, gated, dtype):
+    """More tiles of weights than the blocks of one launch take at once."""
+    N = (6000, 6000) if gated else (9000, 40, 16)
+    check(rng, Products(dtype=dtype, K=K, N=N, kinds="qq" if gated else "qqf", gated=gated, M=(1, 1)))
+
+
+def test_activations_of_one_sign(rng):
+    """A row far from zero: what is added to a weight to make it a float comes off again."""
+    case = Products(N=(80, 24), kinds="qq", norm="none", M=(1, 1))
+    model, feeds, _ = case.build(rng)
+    feeds = {name: np.abs(x) + np.asarray(8, x.dtype) for name, x in feeds.items()}
+    got = {how: run_bound(harness.ep_session(model, {"fusion": how}), feeds, {"y0": None, "y1": None}) for how in "01"}
+    for name in ("y0", "y1"):
+        harness.assert_close(got["1"][name], harness.as_float64(got["0"][name]), harness.tolerance_for(F16), name)
+
+
 def test_16_bit_weights(rng):
     check(rng, Products(kinds="fff"))
 
@@ -172,6 +191,13 @@ def test_16_bit_weights(rng):
 def test_many_products(rng):
     check(rng, Products(N=(16,) * 8, kinds="q" * 8))
     check(rng, Products(N=(16,) * 9, kinds="q" * 9), fused=0)
+
+
+@pytest.mark.parametrize("dtype", [F16, BF16], ids=name_of)
+@pytest.mark.parametrize("N", [8, 1000])
+@pytest.mark.parametrize("K", [128, 3584])
+def test_one_row_alone(rng, dtype, N, K):
+    check(rng, Products(dtype=dtype, K=K, N=(N,), kinds="q", norm="none", M=(1, 1), bias=N == 8))
 
 
 def test_one_product_with_its_norm(rng):
@@ -191,9 +217,10 @@ def test_many_rows_run_one_by_one(rng):
 
 
 @pytest.mark.parametrize("case", [
-    Products(dtype=F32, N=(24, 8), kinds="qq"), Products(K=320, N=(24, 8), kinds="qq"), Products(N=(24,), kinds="q", norm="none"),
+    Products(dtype=F32, N=(24, 8), kinds="qq"), Products(K=320, N=(24, 8), kinds="qq"),
+    Products(N=(24,), kinds="q", norm="none", M=(2, 1)), Products(N=(24,), kinds="f", norm="none"),
     Products(block_size=16, N=(24, 8), kinds="qq"), Products(block_size=256, N=(24, 8), kinds="qq"),
-], ids=["float32", "half_a_group", "one_alone", "blocks_of_16", "blocks_of_256"])  # fmt: skip
+], ids=["float32", "half_a_group", "one_alone", "floats_alone", "blocks_of_16", "blocks_of_256"])  # fmt: skip
 def test_what_stays_apart(rng, case):
     check(rng, case, fused=0)
 

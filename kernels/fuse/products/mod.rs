@@ -1,4 +1,5 @@
 //! Products that share their input, with the norm that makes it and the gated activation that takes them: one GEMV.
+//! [`row`] has the kernel for one row, this file that for a few.
 //!
 //! K: columns of the input, M: its rows, N: columns of an output.
 
@@ -9,6 +10,8 @@ use crate::kernel_params;
 use crate::quant::nbits::{Layout, ZeroPoint};
 use abi::cuda::Function;
 use abi::{DType, NodeId, Result};
+
+mod row;
 
 /// See the module.
 pub const PATTERN: Pattern = Pattern { find, build };
@@ -49,7 +52,8 @@ fn find(search: &Search<'_>, id: NodeId) -> Option<Vec<NodeId>> {
         }
         nodes.push(gate);
     }
-    (nodes.len() > 1).then_some(nodes)
+    // One product alone is a cluster for the sake of the kernel for one row.
+    (nodes.len() > 1 || search.is(id, MS, "MatMulNBits")).then_some(nodes)
 }
 
 /// Whether `id` multiplies `x` by constants. Types and layouts are the kernels' to say.
@@ -135,6 +139,8 @@ struct Grouped {
     norm: Option<f32>,
     skips: bool,
     gated: bool,
+    /// For one row.
+    row: Option<row::Row>,
 }
 
 fn build(found: &Occurrence<'_>) -> Result<Built> {
@@ -148,8 +154,10 @@ fn build(found: &Occurrence<'_>) -> Result<Built> {
     let Some(name) = kernel_name(&products) else { return Ok(None) };
     let skips = first.node().op_type == "SkipSimplifiedLayerNormalization";
     let epsilon = first.float("epsilon", if skips { 1e-12 } else { 1e-5 });
+    let norm = norm.then_some(epsilon);
     let function = found.device.function("fuse_products_gemv", &name)?;
-    Ok(Some(Box::new(Grouped { function, products, norm: norm.then_some(epsilon), skips, gated })))
+    let row = row::Row::new(found.device, &name, &products, norm, gated)?;
+    Ok(Some(Box::new(Grouped { function, products, norm, skips, gated, row })))
 }
 
 /// The kernel that takes all of `products`; `None` when there is none.
@@ -176,72 +184,103 @@ fn kernel_name(products: &[ConstantProduct]) -> Option<String> {
     (bits == 4 && (32..=128).contains(&block)).then(|| format!("lean_{block}_{zeros}_{suffix}"))
 }
 
-impl ClusterKernel for Grouped {
-    fn launch(&self, cx: &mut LaunchCx<'_>, members: &[Member<'_>]) -> Result<bool> {
+/// What a Run brings.
+struct Operands {
+    x: DevPtr,
+    skip: DevPtr,
+    gamma: DevPtr,
+    /// The sum of `x` and `skip`.
+    sum: DevPtr,
+    rows: usize,
+    /// Each product's output and bias.
+    ends: [(DevPtr, DevPtr); MOST],
+}
+
+impl Grouped {
+    /// `None` where the members shall run one by one.
+    fn operands(&self, members: &[Member<'_>]) -> Option<Operands> {
         let nodes = &members[usize::from(self.norm.is_some())..];
-        let Some(x) = members[0].input(0) else { return Ok(false) };
+        let x = members[0].input(0)?;
         let k = self.products[0].weights.k();
-        let m = x.len() / k;
-        if m == 0 || m > ROWS {
-            return Ok(false);
-        }
-        let mut params = GroupedParams {
+        let mut operands = Operands {
             x: x.ptr,
             skip: DevPtr::NULL,
             gamma: DevPtr::NULL,
             sum: DevPtr::NULL,
+            rows: x.len() / k,
+            ends: [(DevPtr::NULL, DevPtr::NULL); MOST],
+        };
+        if self.norm.is_some() {
+            let gamma = members[0].input(if self.skips { 2 } else { 1 })?;
+            operands.gamma = (gamma.dtype == x.dtype && gamma.len() == k).then_some(gamma.ptr)?;
+            if self.skips {
+                operands.skip = members[0].input(1).filter(|skip| skip.len() == x.len())?.ptr;
+                operands.sum = members[0].output(3).map_or(DevPtr::NULL, |sum| sum.ptr);
+            }
+        }
+        for ((product, member), end) in self.products.iter().zip(nodes).zip(&mut operands.ends) {
+            let y = if self.gated { nodes[self.products.len()].output(0) } else { member.output(0) };
+            if product.bias.is_none() && member.input(2).is_some() {
+                return None;
+            }
+            let bias = product.bias.and_then(|slot| member.input(slot));
+            *end = (y?.ptr, bias.map_or(DevPtr::NULL, |bias| bias.ptr));
+        }
+        let equal = !self.gated || self.products[0].weights.n() == self.products[1].weights.n();
+        (equal && (1..=ROWS).contains(&operands.rows)).then_some(operands)
+    }
+
+    /// The kernel for a few rows.
+    fn push_rows(&self, cx: &mut LaunchCx<'_>, operands: &Operands) -> Result<bool> {
+        let weights = &self.products[0].weights;
+        let mut params = GroupedParams {
+            x: operands.x,
+            skip: operands.skip,
+            gamma: operands.gamma,
+            sum: operands.sum,
             segments: [Segment::default(); MOST],
             tiles: 0,
             count: self.products.len() as u32,
-            m: m as u32,
-            k: k as u32,
-            chunks: self.products[0].weights.chunks() as u32,
+            m: operands.rows as u32,
+            k: weights.k() as u32,
+            chunks: weights.chunks() as u32,
             norm: u32::from(self.norm.is_some()),
             gated: u32::from(self.gated),
             epsilon: self.norm.unwrap_or(0.0),
             first: [0; MOST],
         };
-        if self.norm.is_some() {
-            let gamma = members[0].input(if self.skips { 2 } else { 1 });
-            let Some(gamma) = gamma.filter(|g| g.dtype == x.dtype && g.len() == k) else { return Ok(false) };
-            params.gamma = gamma.ptr;
-            if self.skips {
-                let Some(skip) = members[0].input(1).filter(|skip| skip.len() == x.len()) else { return Ok(false) };
-                params.skip = skip.ptr;
-                params.sum = members[0].output(3).map_or(DevPtr::NULL, |sum| sum.ptr);
-            }
-        }
-        for (i, (product, member)) in self.products.iter().zip(nodes).enumerate() {
-            let y = if self.gated { nodes[self.products.len()].output(0) } else { member.output(0) };
-            let Some(y) = y else { return Ok(false) };
-            if product.bias.is_none() && member.input(2).is_some() {
-                return Ok(false);
-            }
+        for (i, (product, (y, bias))) in self.products.iter().zip(operands.ends).enumerate() {
             let w = &product.weights;
             let [data, scales, zeros] = w.addresses();
-            params.segments[i] = Segment {
-                data,
-                scales,
-                zeros,
-                bias: product.bias.and_then(|slot| member.input(slot)).map_or(DevPtr::NULL, |bias| bias.ptr),
-                y: y.ptr,
-                n: w.n() as u32,
-                halves: u32::from(product.layout.is_none()),
-                pad: [0; 4],
-            };
+            let halves = u32::from(product.layout.is_none());
+            params.segments[i] = Segment { data, scales, zeros, bias, y, n: w.n() as u32, halves, pad: [0; 4] };
             params.first[i] = params.tiles;
             params.tiles += w.tiles() as u32;
         }
-        if self.gated && self.products[0].weights.n() != self.products[1].weights.n() {
-            return Ok(false);
-        }
         let units = if self.gated { params.tiles / 2 } else { params.tiles } as usize;
-        let shared = staged_rows(m.min(STEP), params.chunks as usize);
-        let groups = params.chunks as usize / 2;
-        let Some(shape) = lean_shape(units, groups, [m.div_ceil(STEP), 1], cx.device(), shared, HELD) else {
-            return Ok(false);
-        };
+        let (rows, chunks) = (operands.rows, params.chunks as usize);
+        let shared = staged_rows(rows.min(STEP), chunks);
+        let layers = [rows.div_ceil(STEP), 1];
+        let Some(shape) = lean_shape(units, chunks / 2, layers, cx.device(), shared, HELD) else { return Ok(false) };
         cx.push(&self.function, shape, &params)?;
+        Ok(true)
+    }
+}
+
+impl ClusterKernel for Grouped {
+    fn launch(&self, cx: &mut LaunchCx<'_>, members: &[Member<'_>]) -> Result<bool> {
+        let Some(operands) = self.operands(members) else { return Ok(false) };
+        let alone = members.len() == 1;
+        let Some(row) = self.row.as_ref().filter(|_| operands.rows == 1) else {
+            return if alone { Ok(false) } else { self.push_rows(cx, &operands) };
+        };
+        let mut params = row.params;
+        (params.x, params.skip) = (operands.x, operands.skip);
+        (params.gamma, params.sum) = (operands.gamma, operands.sum);
+        for (segment, (y, bias)) in params.segments.iter_mut().zip(operands.ends) {
+            (segment.y, segment.bias) = (y, bias);
+        }
+        cx.push(&row.function, row.shape, &params)?;
         Ok(true)
     }
 }
