@@ -27,6 +27,7 @@ struct Gemm {
     const T* x;
     uint8_t* shared;
     uint32_t tile0, row0;
+    uint32_t first, end;  // the chunks of this block's part of K
     bool wide;
     float sum[TILES][kStrips][4];
 
@@ -68,7 +69,7 @@ struct Gemm {
     }
 
     NXRT_DEVICE void load(uint32_t chunk) const {
-        if (chunk < w.chunks) {
+        if (chunk < end) {
             uint8_t* stage = shared + chunk % kStages * kStageBytes;
             load_weights(stage, chunk);
             load_rows(stage + kWeightBytes, chunk);
@@ -164,6 +165,22 @@ struct Gemm {
         }
     }
 
+    // A part's sums as they are, to [part, m, n].
+    NXRT_DEVICE void store_part(float* parts) const {
+        float* to = parts + uint64_t(blockIdx.y) * p.m * w.n;
+        const unsigned lane = lane_id(), warp = warp_id();
+#pragma unroll
+        for (int t = 0; t < TILES; ++t)
+#pragma unroll
+            for (int i = 0; i < kStrips; ++i)
+#pragma unroll
+                for (int j = 0; j < 4; ++j) {
+                    const uint32_t column = (tile0 + warp / 2 * TILES + t) * kTileRows + lane / 4 + j / 2 * 8;
+                    const uint32_t row = row0 + warp % 2 * ROWS + i * 8 + lane % 4 * 2 + j % 2;
+                    if (row < p.m && column < w.n) to[uint64_t(row) * w.n + column] = sum[t][i][j];
+                }
+    }
+
     // Turns the sums round through shared memory, so that rows are stored in vectors.
     NXRT_DEVICE void store(T* y) const {
         T* out = reinterpret_cast<T*>(shared);
@@ -226,20 +243,28 @@ struct Gemm {
 #pragma unroll
                 for (int j = 0; j < 4; ++j) sum[t][i][j] = 0;
 
+        // blockIdx.y: parts of K, of which none is empty.
+        const uint32_t part = ceil_div(w.chunks, gridDim.y);
+        first = blockIdx.y * part;
+        end = min(first + part, w.chunks);
         Scales scales, next_scales;
-        load_scales(scales, 0);
-        for (int i = 0; i < kStages - 1; ++i) load(i);
-        for (uint32_t chunk = 0; chunk < w.chunks; ++chunk) {
+        load_scales(scales, min(first, w.chunks - 1));
+        for (int i = 0; i < kStages - 1; ++i) load(first + i);
+        for (uint32_t chunk = first; chunk < end; ++chunk) {
             cp_async_wait<kStages - 2>();
             __syncthreads();
             load(chunk + kStages - 1);
-            load_scales(next_scales, min(chunk + 1, w.chunks - 1));
+            load_scales(next_scales, min(chunk + 1, end - 1));
             multiply(shared + chunk % kStages * kStageBytes, scales);
             scales = next_scales;
         }
         cp_async_wait<0>();
         __syncthreads();
-        store(y);
+        if (gridDim.y > 1) {
+            store_part(static_cast<float*>(p.y));
+        } else {
+            store(y);
+        }
     }
 };
 

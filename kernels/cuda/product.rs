@@ -1,7 +1,7 @@
 //! Products with weights in fragments: their parameters, the choice of kernel, the launch. Any op that multiplies by a
 //! matrix of weights uses this.
 
-use super::{Batch, DevPtr, Device, LaunchCx, Weights, suffix};
+use super::{Batch, DevPtr, Device, LaunchCx, Weights, linear, suffix};
 use crate::kernel_params;
 use crate::quant::nbits::{Layout, ZeroPoint};
 use abi::cuda::{Function, LaunchShape};
@@ -64,6 +64,23 @@ impl ProductParams {
     }
 }
 
+kernel_params! {
+    /// As in `parts.cu`.
+    struct PartsParams {
+        parts: DevPtr,
+        c: DevPtr,
+        y: DevPtr,
+        count: u32,
+        m: u32,
+        n: u32,
+        c_row: u32,
+        c_column: u32,
+        alpha: f32,
+        beta: f32,
+        pad: u32,
+    }
+}
+
 /// Rows that the GEMV kernels take: past these, tiles of 64 and more rows win.
 const GEMV_ROWS: usize = 16;
 /// Rows that one block of a GEMV takes (`kGemvRows`).
@@ -78,6 +95,8 @@ pub struct ProductKernels {
     lean: Option<Function>,
     large: Tiles,
     small: Tiles,
+    /// Adds up the parts of K.
+    parts: Function,
     bits: usize,
 }
 
@@ -123,6 +142,7 @@ impl ProductKernels {
             lean: lean.transpose()?,
             large: Tiles::new(gemm("large")?, 128, bits),
             small: Tiles::new(gemm("small")?, 64, bits),
+            parts: device.function("cuda_parts", &format!("add_parts_{suffix}"))?,
             bits,
         })
     }
@@ -138,6 +158,7 @@ impl ProductKernels {
             lean: None,
             large: Tiles::new(find("gemm_large")?, 128, 16),
             small: Tiles::new(find("gemm_small")?, 64, 16),
+            parts: device.function("cuda_parts", &format!("add_parts_{suffix}"))?,
             bits: 16,
         })
     }
@@ -168,10 +189,28 @@ impl ProductKernels {
         // Large tiles need fewer loads, small ones reach more multiprocessors.
         let large = fits && m > 64 && self.large.blocks(m, n) * batch >= sms;
         let tiles = if large { &self.large } else { &self.small };
-        let grid = [tiles.blocks(m, n) as u32, 1, batch as u32];
+        let blocks = tiles.blocks(m, n);
+        let parts = if batch == 1 { parts(blocks, params.w.chunks(), sms) } else { 1 };
+        let grid = [blocks as u32, parts as u32, batch as u32];
         let shape = LaunchShape { grid, block: [128, 1, 1], shared: tiles.shared, overlap: true };
-        cx.push(&tiles.function, shape, params)
+        if parts == 1 {
+            return cx.push(&tiles.function, shape, params);
+        }
+        let sums = cx.scratch(parts * m * n * size_of::<f32>());
+        cx.push(&tiles.function, shape, &ProductParams { y: sums, ..*params })?;
+        let ProductParams { c, y, c_row, c_column, alpha, beta, .. } = *params;
+        let (count, rows) = (parts as u32, params.m);
+        let add = PartsParams { parts: sums, c, y, count, m: rows, n: n as u32, c_row, c_column, alpha, beta, pad: 0 };
+        cx.push(&self.parts, linear((m * n).div_ceil(256).min(8 * sms), 256), &add)
     }
+}
+
+/// Parts of K that blocks share, none of them empty: as many as give each multiprocessor two blocks, and each block enough
+/// chunks to fill its pipeline.
+fn parts(blocks: usize, chunks: usize, sms: usize) -> usize {
+    const FEWEST: usize = 8;
+    let wanted = (2 * sms / blocks.max(1)).min(chunks / FEWEST).max(1);
+    chunks.max(1).div_ceil(chunks.max(1).div_ceil(wanted))
 }
 
 /// Bytes of shared memory in which a GEMV adds up (`kGemvWarps`, `kGemvRows`, tiles of 16; twice).

@@ -27,8 +27,10 @@ def product(rng, a, b, dtype, constant=False, **how):
     run("MatMul", [a, b], [f64(a) @ f64(b)], out_types={0: dtype}, initializers=(1,) if constant else (), **HALF, **how)
 
 
+# The last ones have few tiles, and long rows that blocks of a GPU share.
 SIZES = [(1, 1, 64), (1, 33, 96), (3, 17, 130), (8, 16, 64), (9, 40, 95), (16, 130, 72), (17, 65, 65), (65, 63, 200),
-         (130, 136, 136), (2, 5, 0), (40, 24, 0), (1, 300, 8), (70, 9, 1)]  # fmt: skip
+         (130, 136, 136), (2, 5, 0), (40, 24, 0), (1, 300, 8), (70, 9, 1),
+         (17, 65, 1030), (70, 130, 2112)]  # fmt: skip
 
 
 @pytest.mark.parametrize("constant", [True, False], ids=["weight", "dynamic"])
@@ -110,6 +112,15 @@ def test_matmul_nbits_half(rng, bits, block_size, zero_points, M):
             rng, M=M, N=N, K=K, bits=bits, block_size=block_size, dtype=dtype, zero_points=zero_points, bias=M == 70,
             ort_cpu="refuses" if refused else "agrees",
         )
+
+
+@pytest.mark.parametrize("dtype", [F16, BF16], ids=name_of)
+@pytest.mark.parametrize("M, N, K", [(17, 48, 1024), (64, 40, 2112), (130, 24, 4096)])
+@pytest.mark.parametrize("bits", [2, 4, 8])
+def test_matmul_nbits_long_rows(rng, bits, M, N, K, dtype):
+    """Few tiles: blocks share the columns."""
+    ort_cpu = "refuses" if dtype == BF16 else "agrees"
+    case(rng, M=M, N=N, K=K, bits=bits, dtype=dtype, zero_points="packed", bias=True, ort_cpu=ort_cpu)
 
 
 @pytest.mark.parametrize("dtype", [F32, F16], ids=name_of)
