@@ -54,6 +54,12 @@ impl DeviceTensor<'_> {
         self.dtype.bytes(self.len()).unwrap_or(0)
     }
 
+    /// Whether `ptr` is the address of one of its bytes.
+    fn holds(&self, ptr: DevPtr) -> bool {
+        let from = self.ptr.offset();
+        ptr.base() == self.ptr.base() && (from..from + self.bytes() as u64).contains(&ptr.offset())
+    }
+
     /// The contents as integers, where the shapes decide them.
     pub fn ints(&self) -> Option<Vec<i64>> {
         self.value.and_then(HostTensor::to_i64s)
@@ -70,6 +76,8 @@ pub struct LaunchCx<'a> {
     pub(super) scratch_offset: usize,
     pub(super) scratch_bytes: usize,
     pub(super) launches: Vec<Launch>,
+    /// What the launch in front of this node's first writes; `None` where that is not known, or there is none.
+    pub(super) before: Option<&'a [DeviceTensor<'a>]>,
 }
 
 impl<'a> LaunchCx<'a> {
@@ -118,6 +126,13 @@ impl<'a> LaunchCx<'a> {
     /// `n` zeros for this node's launches alone, which leave them zero; `None` where there are not so many.
     pub fn counters(&self, n: usize) -> Option<DevPtr> {
         (4 * n <= COUNTER_BYTES).then(|| DevPtr::new(Base::Workspace, 0))
+    }
+
+    /// Whether what begins at `ptr`, a tensor that a kernel of this node reads, is complete when the launch in front of the
+    /// node's first begins. A kernel may then read it before its wait: see `NXRT_KERNEL_EARLY`.
+    pub fn settled(&self, ptr: DevPtr) -> bool {
+        let left = |all: &[DeviceTensor<'_>]| !all.iter().any(|tensor| tensor.holds(ptr));
+        ptr.base() == Base::Absolute || (self.launches.is_empty() && self.before.is_some_and(left))
     }
 
     /// Appends a launch; it runs after all launches before it. A grid without blocks is left out. `shape.overlap` says
@@ -172,5 +187,19 @@ pub fn suffix(dtype: DType) -> &'static str {
         DType::U64 => "u64",
         DType::Bool => "bool",
         _ => "other",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_tensor_holds_its_own_bytes() {
+        let at = |base, offset| DevPtr::new(base, offset);
+        let tensor = DeviceTensor { dtype: DType::F16, shape: &[2, 4], ptr: at(Base::Workspace, 256), value: None };
+        let held = [255, 256, 264, 271, 272].map(|offset| tensor.holds(at(Base::Workspace, offset)));
+        assert_eq!(held, [false, true, true, true, false]);
+        assert!(!tensor.holds(at(Base::Input(0), 256)) && !tensor.holds(at(Base::Absolute, 256)));
     }
 }

@@ -132,10 +132,14 @@ impl Program {
         let mut stretches = Vec::with_capacity(instance.steps.len() + 2);
         stretches.push(Stretch::default());
         let mut order = 0;
+        let mut before = 0..0;
         while order < instance.steps.len() {
             let (cluster, steps) = cluster_at(plan, instance, order);
-            side.launch_steps(plan, instance, &instance.steps[steps.clone()], cluster, &mut stretches)?;
+            side.launch_steps(plan, instance, steps.clone(), (cluster, before.clone()), &mut stretches)?;
             order = steps.end;
+            if stretches[steps.start + 1..].iter().any(|stretch| !stretch.0.is_empty()) {
+                before = steps;
+            }
         }
         let slots = slots(instance);
         let uploaded = read_from_memory(&slots, stretches.iter());
@@ -161,9 +165,15 @@ impl Program {
             let Ok(found) = found.map(|found| order + found) else { continue };
             let (cluster, steps) = cluster_at(plan, instance, found);
             let mut made = Vec::with_capacity(steps.len());
-            side.launch_steps(plan, instance, &instance.steps[steps.clone()], cluster, &mut made)?;
+            let before = (0..steps.start).rev().find(|order| !self.stretch(order + 1).is_empty());
+            let before = before.map_or(0..0, |order| cluster_at(plan, instance, order).1);
+            side.launch_steps(plan, instance, steps.clone(), (cluster, before), &mut made)?;
             patches.extend((steps.start + 1..).zip(made));
             order = steps.end;
+        }
+        // A launch that comes or goes changes what is in front of the next.
+        if patches.iter().any(|(at, stretch)| stretch.0.is_empty() != self.stretch(*at).is_empty()) {
+            return Self::new(plan, side, instance);
         }
         let mut uploaded = self.listing.uploaded.clone();
         uploaded.extend(read_from_memory(&self.listing.slots, patches.iter().map(|(_, stretch)| stretch)));
@@ -335,16 +345,19 @@ impl DeviceSide {
         launches
     }
 
-    /// The stretches of `steps`: of a cluster, all that are left of it, or one alone.
+    /// The stretches of `steps`: of a cluster, all that are left of it, or one alone. The launch in front of them is one
+    /// of the steps `before`; there is none when that is empty.
     fn launch_steps(
         &self,
         plan: &Plan,
         instance: &Instance,
-        steps: &[(usize, usize)],
-        cluster: Option<&Cluster>,
+        steps: Range<usize>,
+        (cluster, before): (Option<&Cluster>, Range<usize>),
         to: &mut Vec<Stretch>,
     ) -> Result<()> {
-        if let Some(fused) = cluster.map(|c| self.launch_cluster(plan, instance, c)).transpose()?.flatten() {
+        let [steps, before] = [steps, before].map(|range| &instance.steps[range]);
+        let launch = |cluster: &Cluster| self.launch_cluster(plan, instance, cluster, before);
+        if let Some(fused) = cluster.map(launch).transpose()?.flatten() {
             to.push(fused);
             to.extend(steps[1..].iter().map(|_| Stretch::default()));
             return Ok(());
@@ -356,13 +369,21 @@ impl DeviceSide {
     }
 
     /// A cluster's launches, if its kernel takes these shapes.
-    fn launch_cluster(&self, plan: &Plan, instance: &Instance, cluster: &Cluster) -> Result<Option<Stretch>> {
+    fn launch_cluster(
+        &self,
+        plan: &Plan,
+        instance: &Instance,
+        cluster: &Cluster,
+        before: &[(usize, usize)],
+    ) -> Result<Option<Stretch>> {
         let tensor = |v: &Option<ValueId>| v.and_then(|v| self.tensor(plan, instance, v));
         let member = |&at: &usize| Member {
             inputs: plan.steps[at].inputs.iter().map(tensor).collect(),
             outputs: plan.graph.nodes[plan.steps[at].node].outputs.iter().map(tensor).collect(),
         };
         let members: SmallVec<[_; 16]> = cluster.members.iter().map(member).collect();
+        let made = before.iter().flat_map(|&(at, _)| &plan.graph.nodes[plan.steps[at].node].outputs);
+        let made: SmallVec<[_; 16]> = made.filter_map(tensor).collect();
         let mut cx = LaunchCx {
             inputs: &[],
             outputs: &[],
@@ -371,6 +392,7 @@ impl DeviceSide {
             scratch_offset: instance.scratch_offset(),
             scratch_bytes: 0,
             launches: Vec::new(),
+            before: Some(&made[..]).filter(|_| !before.is_empty()),
         };
         let taken = cluster.kernel.launch(&mut cx, &members)?;
         Ok(taken.then(|| (cx.launches.into(), cx.scratch_bytes)))
@@ -388,6 +410,7 @@ impl DeviceSide {
             scratch_offset: instance.scratch_offset(),
             scratch_bytes: 0,
             launches: Vec::new(),
+            before: None,
         };
         let kernel = step.device.as_ref();
         let missing = || abi::Error::Internal(format!("{} has no CUDA kernel", step.label));
