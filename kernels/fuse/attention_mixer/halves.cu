@@ -5,8 +5,8 @@
 //   of keys g and g + 8: elements 8 t .. 8 t + 8 of each 32, the rows of A in scores^T = K q^T;
 //   of keys 2 t, 2 t + 1, 2 t + 8 and 2 t + 9 the values' elements 8 g .. 8 g + 8 of each 64: columns of A in out^T = V^T weights^T.
 // Columns of both products are query heads.
-#include "mixer.cuh"
 #include "mma.cuh"
+#include "swift.cuh"
 
 using namespace nxrt;
 
@@ -37,51 +37,104 @@ struct Halves {
     const MixerParams& p;
     const T *keys, *values;
     int end, g, t;
+    int last;  // of the keys in memory; -1: there is none
+    // The key that comes from elsewhere, if any.
+    int fresh = -1;
+    const T *new_key = nullptr, *new_value = nullptr;
+    int rows = kRows;  // queries: the others have no memory
     // Whether the next keys and values are fetched ahead: there are registers for both and the sums.
     static constexpr bool kAhead = kBlocks <= 4;
-    Piece k[kAhead ? 2 * kBlocks : 1][2];
-    Piece v[kAhead ? kBlocks : 1][4];
+    Piece k[kAhead ? 2 * kBlocks : 1][2] = {};
+    Piece v[kAhead ? kBlocks : 1][4] = {};
     float acc[kBlocks][4][4] = {};
     float top[2] = {kHidden, kHidden}, sum[2] = {};  // of heads 2 t and 2 t + 1
 
     NXRT_DEVICE Halves(const MixerParams& params, const T* all_keys, const T* all_values, int end_of_keys)
-        : p(params), keys(all_keys), values(all_values), end(end_of_keys), g(lane_id() / 4), t(lane_id() % 4) {}
+        : p(params), keys(all_keys), values(all_values), end(end_of_keys), g(lane_id() / 4), t(lane_id() % 4), last(end_of_keys - 1) {}
 
-    // Rows behind the last are the last: nobody reads beyond it, and they get no weight.
-    NXRT_DEVICE Piece load(const T* rows, int row, int d) const {
-        return load_vec<uint32_t, 4>(reinterpret_cast<const uint32_t*>(rows + static_cast<int64_t>(min(row, end - 1)) * p.dim + d));
+    // Key `row` is not in memory with the others; a row -1 is none.
+    NXRT_DEVICE void expect(int row, const T* key, const T* value, int queries) {
+        fresh = row;
+        new_key = key;
+        new_value = value;
+        rows = queries;
     }
 
+    // Puts it into the tile that begins at `key`.
+    NXRT_DEVICE void replace(int key) {
+        if constexpr (kAhead) {
+            if (key + g == fresh || key + g + 8 == fresh) {
+#pragma unroll
+                for (int c = 0; c < 2 * kBlocks; ++c) {
+                    const Piece x = load_vec<uint32_t, 4>(reinterpret_cast<const uint32_t*>(new_key + c * 32 + t * 8));
+                    if (key + g == fresh) k[c][0] = x;
+                    if (key + g + 8 == fresh) k[c][1] = x;
+                }
+            }
+            const int at = fresh - key - 2 * t;
+            if (at == 0 || at == 1 || at == 8 || at == 9) {
+#pragma unroll
+                for (int c = 0; c < kBlocks; ++c) {
+                    const Piece x = load_vec<uint32_t, 4>(reinterpret_cast<const uint32_t*>(new_value + c * 64 + g * 8));
+#pragma unroll
+                    for (int i = 0; i < 4; ++i) {
+                        if (at == i % 2 + i / 2 * 8) v[c][i] = x;
+                    }
+                }
+            }
+        }
+    }
+
+    NXRT_DEVICE int size() const { return kTail ? p.dim : kWide; }
+
+    // Rows behind the last are the last: nobody reads beyond it, and they get no weight.
+    NXRT_DEVICE const T* row_of(const T* table, int row) const { return table + static_cast<int64_t>(min(row, last)) * size(); }
+    static NXRT_DEVICE Piece load(const T* at) { return load_vec<uint32_t, 4>(reinterpret_cast<const uint32_t*>(at)); }
+
     // Piece c of the keys key + g and key + g + 8.
-    NXRT_DEVICE void load_key(Piece (&to)[2], int key, int c) const {
+    NXRT_DEVICE void load_key(Piece (&to)[2], const T* const (&from)[2], int c) const {
         const int d = c * 32 + t * 8;
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
             to[i] = {};
-            if (!kTail || d < static_cast<int>(p.dim)) to[i] = load(keys, key + g + 8 * i, d);
+            if (!kTail || d < static_cast<int>(p.dim)) to[i] = load(from[i] + d);
         }
     }
 
-    NXRT_DEVICE void load_value(Piece (&to)[4], int key, int c) const {
+    NXRT_DEVICE void load_value(Piece (&to)[4], const T* const (&from)[4], int c) const {
         // What lies behind the head is never stored.
         const int d = kTail ? min(c * 64 + g * 8, static_cast<int>(p.dim) - 8) : c * 64 + g * 8;
 #pragma unroll
-        for (int i = 0; i < 4; ++i) to[i] = load(values, key + 2 * t + i % 2 + i / 2 * 8, d);
+        for (int i = 0; i < 4; ++i) to[i] = load(from[i] + d);
+    }
+
+    struct KeyRows {
+        const T* at[2];
+    };
+    struct ValueRows {
+        const T* at[4];
+    };
+    NXRT_DEVICE KeyRows key_rows(int key) const { return {{row_of(keys, key + g), row_of(keys, key + g + 8)}}; }
+    NXRT_DEVICE ValueRows value_rows(int key) const {
+        const int row = key + 2 * t;
+        return {{row_of(values, row), row_of(values, row + 1), row_of(values, row + 8), row_of(values, row + 9)}};
     }
 
     NXRT_DEVICE void load_keys(int key) {
         if constexpr (kAhead) {
-            if (key >= end) return;
+            if (key >= end || last < 0) return;
+            const KeyRows from = key_rows(key);
 #pragma unroll
-            for (int c = 0; c < 2 * kBlocks; ++c) load_key(k[c], key, c);
+            for (int c = 0; c < 2 * kBlocks; ++c) load_key(k[c], from.at, c);
         }
     }
 
     NXRT_DEVICE void load_values(int key) {
         if constexpr (kAhead) {
-            if (key >= end) return;
+            if (key >= end || last < 0) return;
+            const ValueRows from = value_rows(key);
 #pragma unroll
-            for (int c = 0; c < kBlocks; ++c) load_value(v[c], key, c);
+            for (int c = 0; c < kBlocks; ++c) load_value(v[c], from.at, c);
         }
     }
 
@@ -93,11 +146,15 @@ struct Halves {
     // The keys key .. key + 16, while those at `next` are fetched.
     NXRT_DEVICE void step(const T* query, int pitch, int key, int next) {
         float scores[4][4] = {};
+        if (fresh >= key && fresh < key + kTile) replace(key);
+        KeyRows from = {};
+        if constexpr (!kAhead) from = key_rows(key);
 #pragma unroll
         for (int c = 0; c < 2 * kBlocks; ++c) {
-            const Piece q = load_vec<uint32_t, 4>(reinterpret_cast<const uint32_t*>(query + g * pitch + c * 32 + t * 8));
+            Piece q = {};
+            if (g < rows) q = load_vec<uint32_t, 4>(reinterpret_cast<const uint32_t*>(query + g * pitch + c * 32 + t * 8));
             Piece(&keys_here)[2] = k[kAhead ? c : 0];
-            if constexpr (!kAhead) load_key(keys_here, key, c);
+            if constexpr (!kAhead) load_key(keys_here, from.at, c);
 #pragma unroll
             for (int i = 0; i < 2; ++i) {
                 const uint32_t a[4] = {keys_here[0][2 * i], keys_here[1][2 * i], keys_here[0][2 * i + 1], keys_here[1][2 * i + 1]};
@@ -114,10 +171,12 @@ struct Halves {
         }
         uint32_t weights[2];
         softmax(s, weights);
+        ValueRows value_from = {};
+        if constexpr (!kAhead) value_from = value_rows(key);
 #pragma unroll
         for (int c = 0; c < kBlocks; ++c) {
             Piece(&x)[4] = v[kAhead ? c : 0];
-            if constexpr (!kAhead) load_value(x, key, c);
+            if constexpr (!kAhead) load_value(x, value_from.at, c);
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
                 const uint32_t a[4] = {prmt(x[0][i], x[1][i], 0x5410), prmt(x[0][i], x[1][i], 0x7632),
@@ -158,14 +217,14 @@ struct Halves {
         }
     }
 
-    NXRT_DEVICE void publish(float* tops, float* totals) {
+    NXRT_DEVICE void publish(float* tops, float* totals, int stride = 1) {
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
 #pragma unroll
             for (int lanes = 4; lanes < static_cast<int>(kWarpSize); lanes *= 2) sum[h] += __shfl_xor_sync(kFullMask, sum[h], lanes);
             if (g == 0) {
-                tops[2 * t + h] = top[h];
-                totals[2 * t + h] = sum[h];
+                tops[(2 * t + h) * stride] = top[h];
+                totals[(2 * t + h) * stride] = sum[h];
             }
         }
     }
@@ -193,10 +252,11 @@ struct Halves {
 };
 
 #define MIXER(type, T, blocks, tail, name) NXRT_KERNEL(mix_##type##_##name, MixerParams, (mix<Halves<T, blocks, tail>>), kThreads)
+#define SWIFT(type, T, blocks, name) NXRT_KERNEL_EARLY(mix_##type##_##name, MixerParams, (mix_swiftly<Halves<T, blocks, false>>), kThreads)
 #define TYPE(type, T)            \
-    MIXER(type, T, 1, false, 64)  \
-    MIXER(type, T, 2, false, 128) \
-    MIXER(type, T, 4, false, 256) \
+    SWIFT(type, T, 1, 64)         \
+    SWIFT(type, T, 2, 128)        \
+    SWIFT(type, T, 4, 256)        \
     MIXER(type, T, 4, true, to_256) \
     MIXER(type, T, 8, true, to_512)
 TYPE(f16, half)

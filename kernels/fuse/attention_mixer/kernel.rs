@@ -24,7 +24,7 @@ kernel_params! {
         strides: [[i64; 2]; 4],
         batch: u32, heads: u32, kv_heads: u32, dim: u32,
         half: u32, interleaved: u32, rotary: u32, angles: u32, positions_row: u32, wide_angles: u32,
-        has_sink: u32, splits: u32, granule: u32, left: i32,
+        has_sink: u32, splits: u32, granule: u32, group: u32, early: u32, left: i32,
         q_epsilon: f32, k_epsilon: f32, scale: f32, softcap: f32,
     }
 }
@@ -50,6 +50,8 @@ enum Positions {
 
 /// A kernel's bounds.
 struct Variant {
+    /// Whether it is one of `swift.cuh`.
+    swift: bool,
     /// Head sizes from..=to.
     dims: (usize, usize),
     /// Query heads of a block.
@@ -69,7 +71,7 @@ fn variants(device: &Device, dtype: DType) -> Result<Vec<Variant>> {
     let (image, rows, tile) = if dtype == DType::F32 { ("floats", 4, 8) } else { ("halves", 8, 16) };
     let variant = |&(name, from, to): &(&str, usize, usize)| {
         let function = device.function(&format!("fuse_attention_mixer_{image}"), &format!("mix_{t}_{name}"))?;
-        Ok(Variant { dims: (from, to), rows, granule: tile * WARPS, function })
+        Ok(Variant { swift: from == to, dims: (from, to), rows, granule: tile * WARPS, function })
     };
     bounds.iter().map(variant).collect()
 }
@@ -346,12 +348,37 @@ impl Mixer {
             has_sink: u32::from(a.smooth || sink.is_some()),
             splits: 1,
             granule: 1,
+            group: (a.heads / a.kv_heads) as u32,
+            early: 0,
             left: a.window.checked_sub(1).map_or(-1, |left| left.min(1 << 30) as i32),
             q_epsilon,
             k_epsilon,
             scale: if a.scale == 0.0 { 1.0 / (d.head as f32).sqrt() } else { a.scale },
             softcap: a.softcap,
         })
+    }
+}
+
+impl Mixer {
+    /// Whether rows of everything can be read 16 bytes at a time, and weights before the kernel in front has ended.
+    fn fits_swift(cx: &LaunchCx<'_>, p: &MixerParams) -> bool {
+        let rows = [p.q, p.k, p.v, p.gate, p.past_key, p.past_value, p.keys, p.values, p.out];
+        let tables = [p.q_weight, p.k_weight, p.cos, p.sin];
+        let aligned = rows.iter().chain(&tables).all(|ptr| ptr.offset().is_multiple_of(16));
+        let settled = [p.q_weight, p.k_weight].iter().all(|&weight| cx.settled(weight));
+        let strides = p.strides.iter().flatten().all(|stride| stride % 8 == 0);
+        aligned
+            && settled
+            && strides
+            && p.half.is_multiple_of(8)
+            && p.interleaved == 0
+            && p.batch.max(p.heads) < 1 << 16
+    }
+
+    /// Whether lengths, angles and the cache are complete when the kernel in front begins.
+    fn is_early(cx: &LaunchCx<'_>, p: &MixerParams) -> bool {
+        let read = [p.length_data, p.total, p.past_key, p.past_value, p.cos, p.sin, p.positions, p.streams];
+        read.iter().all(|&ptr| cx.settled(ptr))
     }
 }
 
@@ -362,12 +389,14 @@ impl ClusterKernel for Mixer {
         }
         let a = &self.attrs;
         let d = Dims::new(a, |s| members[0].input(s).map(|t| t.shape));
-        let fits = |v: &&Variant| (v.dims.0..=v.dims.1).contains(&d.head) && d.head.is_multiple_of(8);
-        let Some(variant) = self.variants.iter().find(fits) else { return Ok(false) };
         if d.batch == 0 || d.rows != 1 || d.new_rows != 1 {
             return Ok(false);
         }
         let Some(mut params) = self.params(members, &d) else { return Ok(false) };
+        let swift = Self::fits_swift(cx, &params);
+        let fits =
+            |v: &&Variant| (v.dims.0..=v.dims.1).contains(&d.head) && d.head.is_multiple_of(8) && (swift || !v.swift);
+        let Some(variant) = self.variants.iter().find(fits) else { return Ok(false) };
         let group = a.heads / a.kv_heads;
         let rows = group.min(variant.rows);
         let shared = 4 * WARPS * rows * (d.head + 4);
@@ -388,6 +417,10 @@ impl ClusterKernel for Mixer {
         (params.splits, params.granule) = (splits as u32, variant.granule as u32);
         let mut shape = linear(places * splits, THREADS);
         shape.shared = shared as u32;
+        if variant.swift {
+            params.early = u32::from(Self::is_early(cx, &params));
+            shape.grid = [splits as u32, (places / d.batch) as u32, d.batch as u32];
+        }
         cx.push(&variant.function, shape, &params)?;
         Ok(true)
     }

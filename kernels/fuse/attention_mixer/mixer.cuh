@@ -65,6 +65,8 @@ struct MixerParams {
     uint32_t has_sink;     // without `sink`: a logit of 0
     uint32_t splits;       // parts at most
     uint32_t granule;      // a part's length is a multiple of this
+    uint32_t group;        // query heads a key head
+    uint32_t early;        // the kernel in front writes neither lengths nor angles nor the past
     int32_t left;          // keys before the new one that it sees; -1: all
     float q_epsilon;
     float k_epsilon;
