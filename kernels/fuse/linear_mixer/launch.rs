@@ -17,13 +17,13 @@ kernel_params! {
         v: DevPtr,
         conv_weight: DevPtr,
         conv_bias: DevPtr,
-        conv_past: DevPtr,
+        pub conv_past: DevPtr,
         conv_present: DevPtr,
         decay: DevPtr,
         beta: DevPtr,
         gate_factor: DevPtr,
         gate_bias: DevPtr,
-        past: DevPtr,
+        pub past: DevPtr,
         present: DevPtr,
         gamma: DevPtr,
         z: DevPtr,
@@ -61,6 +61,9 @@ kernel_params! {
         activation: u32,
         columns: u32,
         stride: u32,
+        /// Whether what `past` and `conv_past` point to may be read before the kernel's wait.
+        pub early: u32,
+        pad: u32,
     }
 }
 
@@ -69,6 +72,10 @@ pub const SHORT: usize = 128;
 /// As in `mixer.cu`.
 const HEAD_THREADS: usize = 512;
 const MOST_SIZE: usize = 256;
+/// D and E of the states that `square.cu` takes.
+const SQUARE: usize = 128;
+/// Bytes of its sums, for each value head of a block.
+const SQUARE_SUMS: u32 = 8 * 296 * 4;
 /// GatedDeltaNet's norm adds this to the squares.
 const L2_EPSILON: f32 = 1e-12;
 
@@ -113,6 +120,14 @@ struct Part {
     channel: usize,
 }
 
+/// Whether `square.cu` takes it.
+fn square_fits(sizes: &Sizes, params: &MixerParams) -> bool {
+    let conv = !params.conv_weight.is_null() && params.taps == 4;
+    // A Run's tensors and its workspace begin at multiples of 16.
+    let aligned = [params.past, params.present, params.conv_weight].iter().all(|p| p.offset().is_multiple_of(16));
+    sizes.dk == SQUARE && sizes.dv == SQUARE && conv && aligned && matches!(params.heads, 1 | 2)
+}
+
 fn ptr(tensor: Option<DeviceTensor<'_>>) -> DevPtr {
     tensor.map_or(DevPtr::NULL, |tensor| tensor.ptr)
 }
@@ -133,6 +148,11 @@ impl Fused {
         self.add_norm(&members, &sizes, &mut params)?;
         let shares = if params.conv_weight.is_null() { sizes.v_heads / sizes.k_heads } else { 1 };
         params.heads = (sizes.v_heads / sizes.k_heads / shares) as u32;
+        if let (Some(square), true) = (&self.square, square_fits(&sizes, &params)) {
+            let mut shape = linear(sizes.batch * sizes.k_heads, params.heads * HEAD_THREADS as u32);
+            shape.shared = params.heads * SQUARE_SUMS;
+            return Some((square, shape, params));
+        }
         let (at_once, shared) = self.geometry(device, &sizes, &mut params)?;
         let mut shape = linear(sizes.batch * sizes.k_heads * shares, (at_once * HEAD_THREADS) as u32);
         shape.shared = shared;
@@ -286,6 +306,8 @@ impl Fused {
             activation: self.norm.activation,
             columns: 0,
             stride: 0,
+            early: 0,
+            pad: 0,
         })
     }
 

@@ -6,9 +6,10 @@
 // it works on at a time. With a convolution, `heads` are all of them: no other block then reads or writes the block's
 // channels of the convolution's state, and the thread that has a channel reads its past before it writes its present, so
 // that both may be one buffer. The recurrent state is its value head's alone, and each element its thread's alone.
-#include "common.cuh"
+#include "mixer.cuh"
 
 using namespace nxrt;
+using namespace nxrt::linear_mixer;
 
 constexpr unsigned kHeadThreads = 512;
 constexpr unsigned kHeadWarps = kHeadThreads / kWarpSize;
@@ -18,65 +19,6 @@ constexpr unsigned kAtOnce = 2;
 constexpr unsigned kMostSize = 256;
 // K at most.
 constexpr int kTaps = 8;
-
-enum Gate : uint32_t { kGiven, kSoftplus, kLogSoftplus, kLogSigmoid };
-enum Activation : uint32_t { kNone, kSilu, kSigmoid };
-
-struct MixerParams {
-    const void* q;            // [batch, k_heads, dk], tokens q_stride elements apart
-    const void* k;            // [batch, k_heads, dk]
-    const void* v;            // [batch, v_heads, dv]
-    const void* conv_weight;  // [channels, taps]; null: no convolution
-    const void* conv_bias;    // [channels]; null: zeros
-    const void* conv_past;    // [batch, channels, taps - 1] in the order of conv_step and conv_channel; null: zeros
-    void* conv_present;       // null: nobody reads it
-    const void* decay;        // [batch, v_heads]; null: no decay
-    const void* beta;         // [batch, beta_heads]; null: no delta
-    const float* gate_factor; // [v_heads]
-    const float* gate_bias;   // [v_heads]
-    const void* past;         // states; null: zeros
-    void* present;            // null: nobody reads it
-    const void* gamma;        // [dv]; null: the output is not normalised
-    const void* z;            // [batch, v_heads, dv]
-    void* y;                  // [batch, v_heads, dv]
-    uint64_t q_stride;
-    uint64_t k_stride;
-    uint64_t v_stride;
-    uint32_t k_heads;
-    uint32_t v_heads;
-    uint32_t heads;         // value heads of a block
-    uint32_t dk;
-    uint32_t dv;
-    uint32_t group_bits;    // log2 of the threads along a state's row
-    uint32_t part_bits;     // log2 of the threads that add up one column
-    uint32_t channels;
-    uint32_t taps;
-    uint32_t conv_step;     // elements from position to position of the convolution's state
-    uint32_t conv_channel;  // elements from channel to channel
-    uint32_t q_channel;     // the first channel of the queries
-    uint32_t k_channel;
-    uint32_t v_channel;
-    uint32_t conv_silu;
-    uint32_t beta_heads;
-    uint32_t gate;          // log decay: 0: decay; 1: factor softplus(decay + bias);
-                            // 2: -exp(factor) softplus(decay + bias); 3: lower_bound sigmoid(exp(factor) (decay + bias))
-    uint32_t decay_f32;     // whatever the query is
-    uint32_t beta_f32;
-    uint32_t sigmoid_beta;
-    uint32_t q_norm;        // queries are divided by sqrt(squares + q_epsilon)
-    uint32_t k_norm;
-    float q_epsilon;
-    float k_epsilon;
-    float scale;
-    float lower_bound;
-    float epsilon;          // of the output's norm
-    uint32_t activation;    // of its gate
-    uint32_t columns;       // dv, rounded up to a thread's elements of a row
-    uint32_t stride;        // floats of a slot of sums
-};
-
-NXRT_DEVICE float sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }
-NXRT_DEVICE float softplus(float x) { return fmaxf(x, 0.0f) + log1pf(expf(-fabsf(x))); }
 
 // A thread's place: its block's key head, and the value head that it works on in the current pass.
 struct Place {
@@ -162,7 +104,7 @@ struct Channel {
             for (int j = 0; j + 1 < kTaps; ++j)
                 if (j + 1 < p.taps) present[state + (p.taps - 2 - j) * p.conv_step] = v[j];
         }
-        return p.conv_silu ? sum * sigmoid(sum) : sum;
+        return p.conv_silu ? sum * ExactMath::sigmoid(sum) : sum;
     }
 };
 
@@ -183,40 +125,7 @@ NXRT_DEVICE void stage(const MixerParams& p, const Place& at, uint32_t first, ui
     if (threadIdx.x < 4) shared.q[p.dk + threadIdx.x] = shared.k[p.dk + threadIdx.x] = 0.0f;
 }
 
-// ---- gates, norms of q and k ----
-
-template <class T>
-NXRT_DEVICE float gate_element(const void* from, bool f32, uint64_t i) {
-    return f32 ? static_cast<const float*>(from)[i] : to_float(static_cast<const T*>(from)[i]);
-}
-
-// What a head's gates are made of.
-struct Gates {
-    float decay, beta, factor, bias;
-
-    NXRT_DEVICE void load_constants(const MixerParams& p, uint32_t head) {
-        factor = p.gate ? p.gate_factor[head] : 0.0f;
-        bias = p.gate ? p.gate_bias[head] : 0.0f;
-    }
-    template <class T>
-    NXRT_DEVICE void load(const MixerParams& p, uint64_t batch, uint32_t head) {
-        decay = p.decay ? gate_element<T>(p.decay, p.decay_f32, batch * p.v_heads + head) : 0.0f;
-        const uint32_t beta_head = p.beta_heads == 1 ? 0 : head;
-        beta = p.beta ? gate_element<T>(p.beta, p.beta_f32, batch * p.beta_heads + beta_head) : 1.0f;
-    }
-    // Turns them into the state's factor and the update's.
-    NXRT_DEVICE void finish(const MixerParams& p) {
-        const float raw = decay + bias;
-        switch (p.decay ? p.gate : kGiven) {
-            case kGiven: break;
-            case kSoftplus: decay = factor * softplus(raw); break;
-            case kLogSoftplus: decay = -expf(factor) * softplus(raw); break;
-            default: decay = p.lower_bound * sigmoid(expf(factor) * raw);
-        }
-        decay = expf(decay);
-        if (p.beta && p.sigmoid_beta) beta = sigmoid(beta);
-    }
-};
+// ---- norms of q and k ----
 
 // Over the key dims: q k, and the inverse norms. Every warp adds up for itself.
 struct Keys {
@@ -280,7 +189,7 @@ struct Epilogue {
             for (unsigned w = 0; w < kHeadWarps; ++w) squares += shared.squares[at.which][w];
             const float gate = to_float(z);
             out *= 1.0f / sqrtf(squares / static_cast<float>(p.dv) + p.epsilon) * to_float(gamma);
-            out *= (p.activation == kSilu ? gate : 1.0f) * sigmoid(gate);
+            out *= (p.activation == kSilu ? gate : 1.0f) * ExactMath::sigmoid(gate);
         }
         static_cast<T*>(p.y)[element(p, at, head)] = from_float<T>(out);
     }
@@ -545,7 +454,7 @@ NXRT_DEVICE void mix(const MixerParams& p, Shared& shared) {
         // Past this, nobody reads what the last pass left in the rest of the shared memory.
         __syncthreads();
         const Keys keys(p, shared);
-        gates.finish(p);
+        gates.finish<ExactMath>(p);
         state.reduce(p, at, sequence_head, live, gates, keys, shared, partial);
         __syncthreads();
         epilogue.store(p, at, head, live, shared);

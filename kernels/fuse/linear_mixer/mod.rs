@@ -116,6 +116,8 @@ struct Fused {
     function: Function,
     /// For keys of more than [`launch::SHORT`], where that is another one.
     long: Option<Function>,
+    /// For 16-bit states of [`launch::SQUARE`].
+    square: Option<Function>,
     dtype: DType,
     /// Of an element of the recurrent state.
     state_bytes: usize,
@@ -148,9 +150,15 @@ fn build(found: &Occurrence<'_>) -> Result<Built> {
     let split = mixer.joint.as_ref().and_then(|joint| joint.split);
     let conv = mixer.conv().map(node);
     let norm = mixer.norm.map(node);
+    let square = match name.as_str() {
+        "k_major_f16_f16" => Some("k_major_128_f16"),
+        "k_major_bf16_bf16" => Some("k_major_128_bf16"),
+        _ => None,
+    };
     Ok(Some(Box::new(Fused {
         function: function(&name)?,
         long: core.delta_net.then(|| function(&name.replace("v_major", "v_major_long"))).transpose()?,
+        square: square.map(|name| found.device.function("fuse_linear_mixer_square", name)).transpose()?,
         dtype: query.dtype,
         state_bytes: if name.ends_with("f32") { 4 } else { 2 },
         core,
@@ -170,7 +178,10 @@ fn build(found: &Occurrence<'_>) -> Result<Built> {
 impl ClusterKernel for Fused {
     fn launch(&self, cx: &mut LaunchCx<'_>, members: &[Member<'_>]) -> Result<bool> {
         match self.prepared(cx.device(), members) {
-            Some((function, shape, params)) => cx.push(function, shape, &params).map(|()| true),
+            Some((function, shape, mut params)) => {
+                params.early = u32::from(cx.settled(params.past) && cx.settled(params.conv_past));
+                cx.push(function, shape, &params).map(|()| true)
+            }
             None => Ok(false),
         }
     }
