@@ -3,12 +3,16 @@
 #
 #     bash tests/device/run.sh [--fake-cuda DRIVER] [STAGE...]
 #
-# Stages: ops traces replay genai memcheck racecheck; all of them fit one call of ten minutes. Needs what
-# `make device-pack` made, and a python3 (3.12) with numpy, onnx, ml_dtypes, pytest and pytest-xdist. Details go to $OUT.
+# Stages: ops traces replay genai memcheck racecheck; all of them fit one call of ten minutes. The stage keep only takes what
+# lies in .device along to the next call, for packs that travel in parts. Needs what `make device-pack` made, and a python3
+# (3.12) with numpy, onnx, ml_dtypes, pytest and pytest-xdist. Details go to $OUT.
 # --fake-cuda tries this script without a GPU.
 set -uo pipefail
 cd "$(dirname "$0")/../.."
 OUT=${OUT:-/tmp/device-out}
+kept=/tmp/nxrt-device
+mkdir -p "$kept" && cp .device/*.tar.xz "$kept"
+[[ ${1:-} == keep ]] && exit
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 mkdir -p "$OUT" "$work/log"
@@ -17,7 +21,7 @@ fake=()
 stages=${*:-ops traces replay genai memcheck racecheck}
 jobs=$(($(nproc) > 8 ? 8 : $(nproc)))
 
-for archive in .device/*.tar.xz; do tar -xf "$archive" -C "$work"; done
+for archive in "$kept"/*.tar.xz; do tar -xf "$archive" -C "$work"; done
 export PYTHONPATH="$work/site:$PWD" PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1 RUST_BACKTRACE=0
 [[ ${#fake[@]} -gt 0 ]] && export PYTHONPATH="$(dirname "${fake[1]}"):$PYTHONPATH"
 # Where images of machines with a GPU keep the toolkit and the driver, if nobody has said so.
