@@ -57,7 +57,7 @@ others=(--ignore=tests/ort/test_checkpoint.py --ignore=tests/ort/test_traces.py 
     --ignore=tests/ort/test_cuda_memory.py --ignore=tests/ort/test_genai.py)
 has() { [[ " $stages " == *" $1 "* ]]; }
 wrap=()
-(has memcheck && sanitize memcheck 5; has racecheck && sanitize racecheck 7; wait) &
+(has memcheck && sanitize memcheck 8; has racecheck && sanitize racecheck 6; wait) &
 has ops && suite ops 230 -n "$jobs" --dist worksteal "${others[@]}" tests/ort
 has replay && suite replay 60 -n "$jobs" --dist worksteal tests/ort/test_cuda_replay.py tests/ort/test_cuda_memory.py
 has traces && suite traces 110 -n "$jobs" --dist worksteal --more-models "$work/models" tests/ort/test_traces.py tests/ort/test_more_traces.py
