@@ -116,7 +116,7 @@ struct Fused {
     function: Function,
     /// For keys of more than [`launch::SHORT`], where that is another one.
     long: Option<Function>,
-    /// For 16-bit states of [`launch::SQUARE`].
+    /// For 16-bit states of 128 x 128.
     square: Option<Function>,
     dtype: DType,
     /// Of an element of the recurrent state.
