@@ -1,21 +1,8 @@
 // Several products of one input of few rows, behind the norm that makes it and before the gated activation that takes
 // two of them. The input is normalised into shared memory by every block; weights stream through registers as in gemv4.cuh.
-#include "gemv4.cuh"
+#include "segment.cuh"
 
 using namespace nxrt;
-
-constexpr unsigned kSegments = 8;
-
-struct Segment {
-    const uint8_t* data;
-    const void* scales;
-    const void* zeros;
-    const void* bias;  // [n]; null: none
-    void* y;           // [m, n]; gated: both the same
-    uint32_t n;
-    uint32_t halves;  // weights are 16-bit floats
-    uint32_t pad[4];
-};
 
 struct GroupedParams {
     const void* x;      // [m, k]
@@ -138,16 +125,6 @@ struct Halves {
 };
 
 NXRT_DEVICE uint32_t row_bytes(const GroupedParams& p) { return p.chunks * kChunk * 2 + 64; }
-
-// Sum over the block; `shared32` is free again after the next barrier.
-NXRT_DEVICE float quick_block_sum(float x, float* shared32) {
-    x = warp_sum(x);
-    if (lane_id() == 0) shared32[warp_id()] = x;
-    __syncthreads();
-    float total = 0;
-    for (unsigned i = 0; i < warp_count(); ++i) total += shared32[i];
-    return total;
-}
 
 // Eight elements of a row in float.
 struct Eight {

@@ -111,24 +111,37 @@ kernel_params! {
     }
 }
 
-/// One product, as in `gemv.cu`.
+/// One product, as in `segment.cuh`.
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
 struct Segment {
     data: DevPtr,
     scales: DevPtr,
     zeros: DevPtr,
+    /// One value a column of the product, or null.
     bias: DevPtr,
+    /// The output.
     y: DevPtr,
     n: u32,
     /// Whether the weights are 16-bit floats.
     halves: u32,
-    pad: [u32; 4],
+    tiles: u32,
+    pad: [u32; 3],
 }
 
 // SAFETY: five addresses, then six 32-bit numbers: no padding.
 unsafe impl Field for Segment {
     const POINTERS: &'static [u16] = &[0, 8, 16, 24, 32];
+}
+
+impl Segment {
+    /// Without what a Run brings.
+    fn of(product: &ConstantProduct) -> Self {
+        let [data, scales, zeros] = product.weights.addresses();
+        let (n, tiles) = (product.weights.n() as u32, product.weights.tiles() as u32);
+        let halves = u32::from(product.layout.is_none());
+        Self { data, scales, zeros, n, halves, tiles, ..Self::default() }
+    }
 }
 
 /// The kernel of one occurrence.
@@ -250,12 +263,9 @@ impl Grouped {
             first: [0; MOST],
         };
         for (i, (product, (y, bias))) in self.products.iter().zip(operands.ends).enumerate() {
-            let w = &product.weights;
-            let [data, scales, zeros] = w.addresses();
-            let halves = u32::from(product.layout.is_none());
-            params.segments[i] = Segment { data, scales, zeros, bias, y, n: w.n() as u32, halves, pad: [0; 4] };
+            params.segments[i] = Segment { bias, y, ..Segment::of(product) };
             params.first[i] = params.tiles;
-            params.tiles += w.tiles() as u32;
+            params.tiles += params.segments[i].tiles;
         }
         let units = if self.gated { params.tiles / 2 } else { params.tiles } as usize;
         let (rows, chunks) = (operands.rows, params.chunks as usize);

@@ -5,23 +5,9 @@
 //
 // A lot is the tiles that a block takes at once, of one product (gated: as many of both). `along` of its warps share a tile's
 // groups of columns; a warp takes TB tiles (gated: one of each product), and GU groups of each at once.
-#include "gemv4.cuh"
+#include "segment.cuh"
 
 using namespace nxrt;
-
-constexpr unsigned kSegments = 8;
-
-struct Segment {
-    const uint8_t* data;
-    const void* scales;
-    const void* zeros;
-    const void* bias;  // [n]; null: none
-    void* y;           // [n]; gated: both the same
-    uint32_t n;
-    uint32_t halves;  // weights are 16-bit floats
-    uint32_t tiles;
-    uint32_t pad[3];
-};
 
 struct RowParams {
     const void* x;      // [k]
@@ -222,12 +208,7 @@ NXRT_DEVICE void multiply_any(float (&sum)[2], const RowParams& p, const Item<SH
 
 // The inverse of the row's root mean square from each thread's sum of squares. `shared32` is free again after the next barrier.
 NXRT_DEVICE float inverse_norm(const RowParams& p, float squares, float* shared32) {
-    squares = warp_sum(squares);
-    if (lane_id() == 0) shared32[warp_id()] = squares;
-    __syncthreads();
-    float total = 0;
-    for (unsigned w = 0; w < warp_count(); ++w) total += shared32[w];
-    return rsqrtf(fmaf(total, p.inverse_k, p.epsilon));
+    return rsqrtf(fmaf(quick_block_sum(squares, shared32), p.inverse_k, p.epsilon));
 }
 
 // The row to shared memory, V elements a thread: all that depends on the kernel in front of this one begins here.

@@ -2,8 +2,8 @@
 //!
 //! A lot is the tiles of one product that a block takes at once; `along` warps share a tile's groups of columns.
 
-use super::MOST;
-use crate::cuda::{ConstantProduct, DevPtr, Device, Field};
+use super::{MOST, Segment};
+use crate::cuda::{ConstantProduct, DevPtr, Device};
 use crate::kernel_params;
 use abi::Result;
 use abi::cuda::{Function, LaunchShape};
@@ -36,30 +36,8 @@ kernel_params! {
         pad: u32,
         /// Each product's first lot among those of all.
         first: [u32; MOST],
-        pub segments: [RowSegment; MOST],
+        pub(super) segments: [Segment; MOST],
     }
-}
-
-/// One product, as in `row.cu`.
-#[repr(C)]
-#[derive(Clone, Copy, Default)]
-pub struct RowSegment {
-    data: DevPtr,
-    scales: DevPtr,
-    zeros: DevPtr,
-    /// One value a column of the product, or null.
-    pub bias: DevPtr,
-    /// The output.
-    pub y: DevPtr,
-    n: u32,
-    halves: u32,
-    tiles: u32,
-    pad: [u32; 3],
-}
-
-// SAFETY: five addresses, then six 32-bit numbers: no padding.
-unsafe impl Field for RowSegment {
-    const POINTERS: &'static [u16] = &[0, 8, 16, 24, 32];
 }
 
 /// The kernel for one row of a cluster of products, with all that does not depend on a Run.
@@ -128,16 +106,13 @@ impl Row {
             inverse_k: 1.0 / k as f32,
             pad: 0,
             first: [0; MOST],
-            segments: [RowSegment::default(); MOST],
+            segments: [Segment::default(); MOST],
         };
         for (i, product) in products.iter().enumerate() {
-            let [data, scales, zeros] = product.weights.addresses();
-            let (n, halves) = (product.weights.n() as u32, u32::from(product.layout.is_none()));
-            let tiles = product.weights.tiles() as u32;
-            params.segments[i] = RowSegment { data, scales, zeros, n, halves, tiles, ..RowSegment::default() };
+            params.segments[i] = Segment::of(product);
             if !(gated && i > 0) {
                 params.first[i] = params.lots;
-                params.lots += tiles.div_ceil(per_lot as u32);
+                params.lots += params.segments[i].tiles.div_ceil(per_lot as u32);
             }
         }
         let threads = (32 * split.along * split.sets) as u32;
