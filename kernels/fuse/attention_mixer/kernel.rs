@@ -357,9 +357,7 @@ impl Mixer {
             softcap: a.softcap,
         })
     }
-}
 
-impl Mixer {
     /// Whether rows of everything can be read 16 bytes at a time, and weights before the kernel in front has ended.
     fn fits_swift(cx: &LaunchCx<'_>, p: &MixerParams) -> bool {
         let rows = [p.q, p.k, p.v, p.gate, p.past_key, p.past_value, p.keys, p.values, p.out];

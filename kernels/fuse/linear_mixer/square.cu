@@ -4,7 +4,7 @@
 // of four rows of its head's state in registers, as operands of products on tensor cores: a warp has 16 rows of 64 columns,
 // and multiplies them, transposed, with the key and the query. Each of these is the sum of two 16-bit floats, the second one
 // the first one's error.
-#include "../../cuda/fragments.cuh"
+#include "fragments.cuh"
 #include "mixer.cuh"
 
 using namespace nxrt;
