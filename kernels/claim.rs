@@ -1,6 +1,7 @@
 //! Which nodes can run here, in which groups, and why the others cannot.
 
 use crate::eval;
+use crate::experts::Experts;
 use crate::fact::{self, Fact, Facts};
 use crate::op::{self, Decline, NodeCx, NodeLabel, OpDef};
 use crate::par::Par;
@@ -15,19 +16,24 @@ pub struct Claim {
     pub groups: Vec<Vec<NodeId>>,
     /// The other nodes, with the reason.
     pub declined: Vec<(NodeId, Decline)>,
+    /// What experts claimed nodes have, for a CUDA device.
+    pub experts: Vec<(NodeLabel, Experts)>,
 }
 
 /// Claims what can run of `graph`. Pure: the same graph gives the same answer.
 pub fn claim(graph: &Graph, settings: &Settings) -> Claim {
     let mut facts = stated_facts(graph);
-    let mut declined = Vec::new();
+    let (mut declined, mut experts) = (Vec::new(), Vec::new());
     let mut claimed = vec![false; graph.nodes.len()];
     let mut from_shapes = OnlyFromShapes::of(graph);
     for (id, claimed) in claimed.iter_mut().enumerate() {
-        match claim_node(graph, id, &facts, settings, &from_shapes) {
-            Ok(outputs) => {
+        let cx = NodeCx::new(graph, id, &facts);
+        let outputs = claim_node(&cx, settings, &from_shapes);
+        match outputs.and_then(|outputs| Ok((outputs, experts_of(&cx, settings)?))) {
+            Ok((outputs, own)) => {
                 from_shapes.record(&graph.nodes[id]);
                 *claimed = true;
+                experts.extend(own);
                 record(graph, id, outputs, &mut facts);
             }
             Err(reason) => {
@@ -47,7 +53,14 @@ pub fn claim(graph: &Graph, settings: &Settings) -> Claim {
         worth
     });
     declined.sort_by_key(|&(id, _)| id);
-    Claim { groups, declined }
+    Claim { groups, declined, experts }
+}
+
+/// What experts a claimed node has.
+fn experts_of(cx: &NodeCx<'_>, settings: &Settings) -> Result<Option<(NodeLabel, Experts)>, Decline> {
+    let cuda = op::find(cx.node())?.cuda.filter(|_| settings.target == Target::Cuda);
+    let experts = cuda.and_then(|cuda| cuda.experts).map(|experts| experts(cx)).transpose()?;
+    Ok(experts.map(|experts| (cx.label(), experts)))
 }
 
 /// What the graph itself states about its values.
@@ -101,26 +114,19 @@ fn claim_on_cuda(def: &OpDef, cx: &NodeCx<'_>, from_shapes: &OnlyFromShapes) -> 
     }
 }
 
-fn claim_node(
-    graph: &Graph,
-    id: NodeId,
-    facts: &[Option<Arc<Fact>>],
-    settings: &Settings,
-    from_shapes: &OnlyFromShapes,
-) -> Result<Vec<Fact>, Decline> {
-    let cx = NodeCx::new(graph, id, facts);
+fn claim_node(cx: &NodeCx<'_>, settings: &Settings, from_shapes: &OnlyFromShapes) -> Result<Vec<Fact>, Decline> {
     let node = cx.node();
     let def = op::find(node)?;
     for (slot, value) in node.inputs.iter().enumerate() {
-        if value.is_some_and(|v| facts[v].is_none()) {
+        if value.is_some() && cx.input(slot).is_none() {
             return Err(cx.decline(format_args!("input {slot}"), "a value of unknown type", "a tensor of known type"));
         }
     }
-    (def.claim)(&cx)?;
+    (def.claim)(cx)?;
     if settings.target == Target::Cuda {
-        claim_on_cuda(def, &cx, from_shapes)?;
+        claim_on_cuda(def, cx, from_shapes)?;
     }
-    let outputs = infer_and_fold(def, &cx, settings)?;
+    let outputs = infer_and_fold(def, cx, settings)?;
     for (slot, fact) in outputs.iter().enumerate() {
         if let Some(stated) = cx.stated_output_dtype(slot).filter(|&d| d != fact.dtype) {
             return Err(cx.decline(format_args!("output {slot}"), stated, fact.dtype));

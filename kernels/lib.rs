@@ -6,6 +6,7 @@ pub mod claim;
 pub mod cpu;
 pub mod cuda;
 pub mod eval;
+pub mod experts;
 pub mod explain;
 pub mod fact;
 pub mod fuse;

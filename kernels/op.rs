@@ -5,6 +5,7 @@
 
 use crate::build::BuildCx;
 use crate::cuda::{Device, DeviceKernel};
+use crate::experts::Experts;
 use crate::fact::Fact;
 use crate::kernel::Kernel;
 use abi::{Attr, DType, Error, Graph, HostTensor, Node, NodeId, Result};
@@ -77,6 +78,8 @@ pub struct CudaOp {
     pub claim: fn(&NodeCx) -> Result<(), Decline>,
     /// Makes the kernel; packs and uploads weights.
     pub build: CudaBuild,
+    /// A claimed node's experts, where the op has some: they need not all be on the device.
+    pub experts: Option<fn(&NodeCx) -> Result<Experts>>,
 }
 
 impl OpDef {
@@ -113,7 +116,15 @@ impl OpDef {
 
     /// Gives the op's kernel for CUDA devices, and what of the op's nodes it takes.
     pub const fn with_cuda_claim(mut self, claim: fn(&NodeCx) -> Result<(), Decline>, build: CudaBuild) -> Self {
-        self.cuda = Some(CudaOp { claim, build });
+        self.cuda = Some(CudaOp { claim, build, experts: None });
+        self
+    }
+
+    /// Says what experts the op's nodes have on CUDA devices.
+    pub const fn with_cuda_experts(mut self, experts: fn(&NodeCx) -> Result<Experts>) -> Self {
+        if let Some(cuda) = &mut self.cuda {
+            cuda.experts = Some(experts);
+        }
         self
     }
 

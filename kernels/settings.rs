@@ -1,5 +1,6 @@
 //! What a session may choose.
 
+use crate::experts::Share;
 use std::fmt;
 use std::str::FromStr;
 
@@ -14,6 +15,8 @@ pub struct Settings {
     pub fusion: bool,
     /// Where kernels run.
     pub target: Target,
+    /// The part of the experts that is in device memory; `None` for all of them.
+    pub experts: Option<Share>,
 }
 
 /// Where kernels run.
@@ -27,7 +30,7 @@ pub enum Target {
 
 impl Default for Settings {
     fn default() -> Self {
-        Self { tier: Tier::best(), chunks: default_chunks(), fusion: true, target: Target::Cpu }
+        Self { tier: Tier::best(), chunks: default_chunks(), fusion: true, target: Target::Cpu, experts: None }
     }
 }
 

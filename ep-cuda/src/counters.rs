@@ -28,6 +28,12 @@ counters! {
     ReadBacks = c"read_backs",
     /// Inputs copied before a Run, since they share memory with an output or lie in pageable memory.
     CopiedInputs = c"copied_inputs",
+    /// Experts that a Run found in device memory, where not all of them are there.
+    ExpertHits = c"expert_hits",
+    /// Experts that a Run did not find there.
+    ExpertMisses = c"expert_misses",
+    /// Bytes of experts that Runs fetched from page-locked memory.
+    ExpertBytesFetched = c"expert_bytes_fetched",
     /// Bytes copied from the host to a device.
     BytesToDevice = c"bytes_to_device",
     /// Bytes copied from a device to the host.
@@ -54,3 +60,18 @@ pub fn values() -> [u64; NAMES.len()] {
 }
 
 abi::export_counters!(nxrt_cuda_counters, NAMES, values);
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    #[test]
+    fn readme_lists_every_counter_and_no_other() {
+        let readme = include_str!("../../README.md");
+        let table = readme.split("| counter | |").nth(1).and_then(|rest| rest.split("\n\n").next()).expect("the table");
+        let cells = table.lines().filter_map(|row| row.split('|').nth(1));
+        let listed: BTreeSet<_> = cells.flat_map(|cell| cell.split('`').skip(1).step_by(2)).collect();
+        let known: BTreeSet<_> = super::NAMES.iter().map(|name| name.to_str().expect("names are ASCII")).collect();
+        assert_eq!(listed, known);
+    }
+}

@@ -10,9 +10,11 @@ use abi::ort::{Compiled, Ep, Level, Logger, RunOptions, StreamSource};
 use abi::{Error, Graph, NodeId, Result};
 use kernels::claim::{Claim, claim};
 use kernels::cuda::{Device, Limits};
+use kernels::experts::Share;
 use kernels::plan::Plan;
 use kernels::settings::{Settings, Target};
 use kernels::weights::PackCache;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 /// The EP of one session.
@@ -26,8 +28,10 @@ pub struct CudaEp {
     packed: PackCache,
     graphs: Arc<Graphs>,
     streams: Streams,
-    /// What the last claim found; earlier ones see functions that ORT inlines afterwards.
-    strict_failure: Mutex<Option<Error>>,
+    /// Of the last claim; earlier ones see functions that ORT inlines afterwards.
+    experts: Mutex<Result<Option<Share>>>,
+    /// Whether Runs fetch experts.
+    fetches: AtomicBool,
     logger: Logger,
     /// In force as long as the session lives.
     _limit: Option<Limit>,
@@ -42,7 +46,8 @@ impl CudaEp {
             graphs: Arc::new(Graphs::new(choices.ort_graphs && choices.graphs != GraphMode::Off, gpu.clone())),
             device: OnceLock::new(),
             packed: PackCache::default(),
-            strict_failure: Mutex::default(),
+            experts: Mutex::new(Ok(None)),
+            fetches: AtomicBool::new(false),
             _limit: gpu.budget().limited(choices.memory_limit),
             gpu,
             choices,
@@ -61,14 +66,27 @@ impl CudaEp {
         Ok(self.device.get_or_init(|| Arc::new(device)))
     }
 
-    /// Under `cuda_graph=strict`, why the model is not one CUDA graph.
-    fn check_strict(&self, claim: &Claim) -> Result<()> {
-        if self.choices.graphs != GraphMode::Strict {
-            return Ok(());
+    /// The part of the experts that is on the device; an error when the session's options and the model do not agree.
+    fn check(&self, claim: &Claim) -> Result<Option<Share>> {
+        let share = Share::of(self.choices.expert_limit, &claim.experts)?;
+        if self.choices.graphs == GraphMode::Strict {
+            self.check_strict(claim, share.is_some())?;
         }
+        Ok(share)
+    }
+
+    /// Under `cuda_graph=strict`, why the model is not one CUDA graph.
+    fn check_strict(&self, claim: &Claim, shared: bool) -> Result<()> {
         let strict = |expected: String| Error::Option { name: "cuda_graph".into(), got: "strict".into(), expected };
         if let Some((_, reason)) = claim.declined.first() {
             return Err(strict(format!("auto or off for this model, since part of it runs elsewhere: {reason}")));
+        }
+        if let Some((label, _)) = claim.experts.first().filter(|_| shared) {
+            let (option, limit) = (kernels::experts::OPTION, self.choices.expert_limit);
+            return Err(strict(format!(
+                "auto or off with {option} = {limit}: not all experts of {label} fit, and a CUDA graph cannot fetch those that \
+                 its tokens go to"
+            )));
         }
         match claim.groups.len() {
             0 | 1 => Ok(()),
@@ -87,20 +105,21 @@ impl Ep for CudaEp {
         for (_, reason) in &claim.declined {
             self.logger.log(Level::Info, format_args!("not claimed: {reason}"));
         }
-        let failure = self.check_strict(&claim).err();
-        *lock(&self.strict_failure) = failure.clone();
-        match failure.filter(|_| claim.groups.is_empty()) {
-            Some(failure) => Err(failure),
-            None => Ok(claim.groups),
+        let share = self.check(&claim);
+        *lock(&self.experts) = share.clone();
+        match share {
+            Err(failure) if claim.groups.is_empty() => Err(failure),
+            // Else Compile says so.
+            _ => Ok(claim.groups),
         }
     }
 
     fn compile(&self, graph: Graph, name: &str) -> Result<Box<dyn Compiled>> {
-        if let Some(failure) = &*lock(&self.strict_failure) {
-            return Err(failure.clone());
-        }
+        let experts = lock(&self.experts).clone()?;
+        self.fetches.fetch_or(experts.is_some(), Ordering::Relaxed);
+        let settings = Settings { experts, ..self.settings.clone() };
         let nodes = graph.nodes.len();
-        let plan = Plan::build(graph, &self.settings, &self.packed, Some(self.device()?))?;
+        let plan = Plan::build(graph, &settings, &self.packed, Some(self.device()?))?;
         self.logger.log(Level::Info, format_args!("{name}: {nodes} nodes run as {} steps", plan.steps()));
         let use_graphs = self.choices.graphs != GraphMode::Off;
         Ok(Box::new(CompiledPlan::new(plan, self.device()?.clone(), self.graphs.clone(), use_graphs)?))
@@ -123,7 +142,8 @@ impl Ep for CudaEp {
     }
 
     fn graph_capture_enabled(&self) -> bool {
-        self.graphs.managed()
+        // A Run that ORT repeats until there is a graph would be several steps of in-place state.
+        self.graphs.managed() && !self.fetches.load(Ordering::Relaxed)
     }
 
     fn is_graph_captured(&self, id: i32) -> bool {

@@ -29,6 +29,13 @@ pub const OPTIONS: &[OptionDef] = &[
         default: "0",
         help: "Most memory of the GPU that this library takes while the session lives; 0 for all there is",
     },
+    OptionDef {
+        name: kernels::experts::OPTION,
+        kind: Kind::Int { min: 0, max: i64::MAX },
+        default: "0",
+        help: "Most memory of the GPU for experts; those beyond lie in page-locked host memory and are fetched when tokens \
+               go to them, by Runs without CUDA graphs; 0 for all experts on the GPU",
+    },
     OptionDef { name: "fusion", kind: Kind::Bool, default: "1", help: "Whether nodes are merged into larger kernels" },
     OptionDef {
         name: "shared_memory_limit",
@@ -96,6 +103,8 @@ pub struct Choices {
     pub ort_graphs: bool,
     /// Most device memory; 0 for no limit.
     pub memory_limit: usize,
+    /// Most device memory for experts; 0 for no limit.
+    pub expert_limit: usize,
     /// Whether structural fusions run.
     pub fusion: bool,
     /// Most shared memory of a block; 0 for the device's own.
@@ -137,6 +146,7 @@ pub fn choices(session: &SessionOptions, ep_name: &str) -> Result<Choices> {
         },
         ort_graphs: options.bool("enable_cuda_graph"),
         memory_limit,
+        expert_limit: usize::try_from(number(kernels::experts::OPTION)).expect(bounded),
         fusion: options.bool("fusion"),
         shared_memory_limit: u32::try_from(number("shared_memory_limit")).expect(bounded),
         launch_overlap: options.bool("launch_overlap"),
@@ -199,6 +209,7 @@ mod tests {
             graphs: GraphMode::Auto,
             ort_graphs: false,
             memory_limit: 0,
+            expert_limit: 0,
             fusion: true,
             shared_memory_limit: 0,
             launch_overlap: true,
@@ -211,6 +222,7 @@ mod tests {
             ("ep.ours.cuda_graph", "strict"),
             ("ep.ours.enable_cuda_graph", "True"),
             ("ep.ours.memory_limit_bytes", "12345678901"),
+            ("ep.ours.expert_memory_limit_bytes", "23456789012"),
             ("ep.ours.fusion", "0"),
             ("ep.ours.shared_memory_limit", "49152"),
             ("ep.ours.user_compute_stream", "140737488355328"),
@@ -220,6 +232,7 @@ mod tests {
             graphs: GraphMode::Strict,
             ort_graphs: true,
             memory_limit: 12_345_678_901,
+            expert_limit: 23_456_789_012,
             fusion: false,
             shared_memory_limit: 49152,
             launch_overlap: true,
@@ -259,6 +272,8 @@ mod tests {
     fn bad_values_say_what_would_be_right() {
         for (name, key, value, wanted) in [
             ("Ours", "ep.ours.device_id", "8", "a whole number from 0 to 7"),
+            ("Ours", "ep.ours.expert_memory_limit_bytes", "-1", "a whole number from 0"),
+            ("Ours", "ep.ours.expert_memory_limit_bytes", "half", "a whole number from 0"),
             ("Ours", "ep.ours.cuda_graph", "on", "one of auto, off, strict"),
             ("Ours", "ep.ours.user_compute_stream", "0x10", "as a decimal number"),
             ("Ours", "user_compute_stream", "-1", "as a decimal number"),

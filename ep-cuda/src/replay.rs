@@ -5,7 +5,7 @@
 //!
 //! | state | when | what a Run does |
 //! |---|---|---|
-//! | eager | `cuda_graph=off`, or the caller captures the stream | launches kernel by kernel |
+//! | eager | `cuda_graph=off`, or the caller captures the stream, or the host has a part in the Run | launches kernel by kernel |
 //! | unknown | no graph has these kernels in this order | builds one, without running anything, and launches it |
 //! | stale | a graph has, with other parameters or addresses | sets the parameters of the nodes that differ, and launches it |
 //! | current | a graph has just these parameters and addresses | launches it |
@@ -15,7 +15,7 @@
 use crate::counters::{Counter, add};
 use abi::cuda::{Exec, Graph, Stream, launch};
 use abi::{Error, Result};
-use kernels::cuda::{Base, Bases, Buffer, COUNTER_BYTES, Device, Program};
+use kernels::cuda::{Base, Bases, Buffer, COUNTER_BYTES, Device, HostCx, Program, Work};
 use std::sync::Arc;
 
 /// Graphs that a lane keeps: one for prompts and one for single tokens, and as many again for a client that changes
@@ -78,7 +78,7 @@ impl Lane {
         launched
     }
 
-    /// Runs `program` once on `stream`, kernel by kernel.
+    /// Runs `program` once on `stream`, kernel by kernel, with the host's part in it.
     ///
     /// # Errors
     /// As [`Self::run`]; some kernels may have been launched.
@@ -91,10 +91,19 @@ impl Lane {
     ) -> Result<()> {
         let workspace = self.workspace(device, stream, program)?;
         let bases = bases(addresses, workspace.as_ref());
-        for kernel in program.launches() {
-            // SAFETY: the program's kernels take their own parameter structs; the addresses are of live tensors and of a
-            // workspace that is large enough.
-            unsafe { launch(stream, &kernel.function, &kernel.shape, &kernel.bind(&bases))? };
+        // SAFETY: the addresses are of live tensors and of a workspace that is large enough.
+        let host = unsafe { HostCx::new(device, stream, bases) };
+        for work in program.work() {
+            match work {
+                // SAFETY: the program's kernels take their own parameter structs; the addresses are valid, as above.
+                Work::Launch(l) => unsafe { launch(stream, &l.function, &l.shape, &l.bind(&bases))? },
+                Work::Host(step) => {
+                    let fetched = step.run(&host)?;
+                    add(Counter::ExpertHits, fetched.hits);
+                    add(Counter::ExpertMisses, fetched.misses);
+                    add(Counter::ExpertBytesFetched, fetched.bytes);
+                }
+            }
         }
         add(Counter::EagerRuns, 1);
         Ok(())

@@ -100,8 +100,14 @@ impl CompiledPlan {
     ) -> Result<()> {
         let (device, program) = (&self.device, &prepared.program);
         self.graphs.uses(stream);
+        let capturing = stream.is_capturing()?;
+        if capturing && program.needs_host() {
+            let (name, got) = (kernels::experts::OPTION.into(), "a limit that not all experts fit".into());
+            let expected = "none while the caller captures the stream: a captured Run cannot fetch experts".into();
+            return Err(Error::Option { name, got, expected });
+        }
         match self.graphs.wanted() {
-            _ if !self.use_graphs || stream.is_capturing()? => {
+            _ if !self.use_graphs || capturing || program.needs_host() => {
                 lane.lane.run_eagerly(device, stream, program, addresses)
             }
             Wanted::No => lane.lane.run_eagerly(device, stream, program, addresses),

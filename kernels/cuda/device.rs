@@ -4,6 +4,7 @@ use super::{Bases, DevPtr, Launch, images};
 use abi::cuda::{Context, DeviceInfo, Function, LaunchShape, Library, Stream, launch};
 use abi::{Error, Result};
 use std::collections::HashMap;
+use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 /// Hands out device memory; counts it where a session bounds it.
@@ -115,6 +116,41 @@ impl Device {
             self.context.copy_to_device(buffer.address, bytes)?;
         }
         Ok(buffer)
+    }
+}
+
+/// Page-locked host memory that frees itself, which the device copies from while the host goes on.
+pub struct Pinned {
+    start: NonNull<u8>,
+    bytes: usize,
+    context: Arc<Context>,
+}
+
+// SAFETY: plain memory; who writes it sees to it that nobody else touches the bytes.
+unsafe impl Send for Pinned {}
+// SAFETY: as above.
+unsafe impl Sync for Pinned {}
+
+impl Pinned {
+    /// Uninitialised memory.
+    ///
+    /// # Errors
+    /// When memory is short.
+    pub fn new(device: &Device, bytes: usize) -> Result<Self> {
+        Ok(Self { start: device.context.alloc_pinned(bytes)?, bytes, context: device.context.clone() })
+    }
+
+    /// The byte at `offset`, behind which there are `bytes` more. Panics when there are not.
+    pub fn at(&self, offset: usize, bytes: usize) -> *mut u8 {
+        assert!(offset.checked_add(bytes).is_some_and(|end| end <= self.bytes), "a place in page-locked memory");
+        // SAFETY: in bounds.
+        unsafe { self.start.add(offset) }.as_ptr()
+    }
+}
+
+impl Drop for Pinned {
+    fn drop(&mut self) {
+        self.context.free_pinned(self.start);
     }
 }
 

@@ -1,10 +1,11 @@
 //! What a CUDA kernel's host part sees when it writes its launches down.
 
-use super::{Base, ConstantProduct, DevPtr, Device, Launch, Params};
+use super::{Base, ConstantProduct, DevPtr, Device, HostStep, Launch, Params};
 use crate::op::NodeLabel;
 use abi::cuda::{Function, LaunchShape};
 use abi::{DType, Error, HostTensor, Result};
 use std::fmt;
+use std::sync::Arc;
 
 /// The workspace of a plan with clusters begins with so many bytes of counters: zero when it is allocated, and between
 /// launches.
@@ -76,11 +77,27 @@ pub struct LaunchCx<'a> {
     pub(super) scratch_offset: usize,
     pub(super) scratch_bytes: usize,
     pub(super) launches: Vec<Launch>,
+    pub(super) then: Option<Arc<dyn HostStep>>,
     /// What the launch in front of this node's first writes; `None` where that is not known, or there is none.
     pub(super) before: Option<&'a [DeviceTensor<'a>]>,
 }
 
 impl<'a> LaunchCx<'a> {
+    /// A node without tensors, whose scratch begins at `scratch_offset`.
+    pub(super) fn new(device: &'a Device, label: &'a NodeLabel, scratch_offset: usize) -> Self {
+        Self {
+            inputs: &[],
+            outputs: &[],
+            device,
+            label,
+            scratch_offset,
+            scratch_bytes: 0,
+            launches: Vec::new(),
+            then: None,
+            before: None,
+        }
+    }
+
     /// Input `slot`; `None` when absent or packed.
     pub fn input(&self, slot: usize) -> Option<DeviceTensor<'a>> {
         self.inputs.get(slot).copied().flatten()
@@ -109,6 +126,11 @@ impl<'a> LaunchCx<'a> {
     /// Address of output `slot`; null when nobody reads it.
     pub fn output_ptr(&self, slot: usize) -> DevPtr {
         self.output(slot).map_or(DevPtr::NULL, |t| t.ptr)
+    }
+
+    /// The node's label.
+    pub fn label(&self) -> &'a NodeLabel {
+        self.label
     }
 
     /// The device.
@@ -155,6 +177,12 @@ impl<'a> LaunchCx<'a> {
             self.launches.push(Launch::new(function, shape, params));
         }
         Ok(())
+    }
+
+    /// Lets the host do the rest of the node's work in every Run, once the launches so far are queued. Such a Run is not a
+    /// CUDA graph.
+    pub fn finish_on_host(&mut self, step: Arc<dyn HostStep>) {
+        self.then = Some(step);
     }
 
     /// An [`Error::Node`] for this node.

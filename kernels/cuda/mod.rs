@@ -4,6 +4,7 @@
 //! Device code shared by the ops' `.cu` files lies in this folder's `.cuh` files.
 
 mod device;
+mod host;
 pub mod images;
 mod kernel;
 mod launch;
@@ -13,10 +14,11 @@ mod program;
 pub mod walk;
 mod weights;
 
-pub use device::{Buffer, Device, DeviceMemory, Limits, Window};
+pub use device::{Buffer, Device, DeviceMemory, Limits, Pinned, Window};
+pub use host::{Fetched, HostCx, HostStep};
 pub use kernel::{COUNTER_BYTES, DeviceKernel, DeviceTensor, LaunchCx, linear, suffix};
 pub use launch::{Base, Bases, DevPtr, Field, Launch, Params};
 pub use product::{ConstantProduct, ProductKernels, ProductParams, gemv_shape, lean_shape, staged_rows};
 pub(crate) use program::DeviceSide;
-pub use program::Program;
+pub use program::{Program, Work};
 pub use weights::{BATCH_RANK, Batch, Weights};

@@ -1,6 +1,6 @@
 //! The launches of one plan instance, in order.
 
-use super::{Base, Buffer, DevPtr, Device, DeviceTensor, Launch, LaunchCx, linear};
+use super::{Base, Buffer, DevPtr, Device, DeviceTensor, HostStep, Launch, LaunchCx, linear};
 use crate::fuse::cluster::{Cluster, Member};
 use crate::instance::{Instance, Place};
 use crate::kernel_params;
@@ -21,8 +21,35 @@ pub struct Program {
     workspace_bytes: usize,
 }
 
-/// The launches of one step, and the scratch that they need.
-type Stretch = (Arc<[Launch]>, usize);
+/// What one step does.
+#[derive(Clone, Default)]
+struct Stretch {
+    launches: Arc<[Launch]>,
+    /// What the host does after them.
+    then: Option<Arc<dyn HostStep>>,
+    /// Bytes of scratch that all that needs.
+    scratch: usize,
+}
+
+impl Stretch {
+    fn of(launches: Vec<Launch>) -> Self {
+        Self { launches: launches.into(), ..Self::default() }
+    }
+}
+
+impl From<LaunchCx<'_>> for Stretch {
+    fn from(cx: LaunchCx<'_>) -> Self {
+        Self { launches: cx.launches.into(), then: cx.then, scratch: cx.scratch_bytes }
+    }
+}
+
+/// A piece of a Run's work.
+pub enum Work<'a> {
+    /// A kernel.
+    Launch(&'a Launch),
+    /// Something that the host decides on once the work before it is done.
+    Host(&'a dyn HostStep),
+}
 
 /// A stretch for the uploads, one for every step of the instance, and one for the copies.
 struct Listing {
@@ -36,6 +63,8 @@ struct Listing {
     slots: Arc<[Slot]>,
     /// Each base that a launch has an address of, with the launch's number; in order.
     users: Vec<(Base, usize)>,
+    /// Whether the host has a part in a Run.
+    needs_host: bool,
 }
 
 /// Where a host value that kernels read lies in the workspace: first byte, end, number. In rising order.
@@ -44,17 +73,18 @@ type Slot = (u64, u64, usize);
 impl Listing {
     fn new(stretches: Vec<Stretch>, uploaded: Vec<usize>, slots: Arc<[Slot]>) -> Self {
         let mut starts = vec![0];
-        starts.extend(stretches.iter().scan(0, |at, (launches, _)| {
-            *at += launches.len();
+        starts.extend(stretches.iter().scan(0, |at, stretch| {
+            *at += stretch.launches.len();
             Some(*at)
         }));
-        let scratch = stretches.iter().map(|stretch| stretch.1).max().unwrap_or(0);
-        let launches = stretches.iter().flat_map(|(launches, _)| launches.iter()).enumerate();
+        let scratch = stretches.iter().map(|stretch| stretch.scratch).max().unwrap_or(0);
+        let needs_host = stretches.iter().any(|stretch| stretch.then.is_some());
+        let launches = stretches.iter().flat_map(|stretch| stretch.launches.iter()).enumerate();
         let mut users: Vec<_> =
             launches.flat_map(|(n, kernel)| kernel.addresses().map(move |p| (p.base(), n))).collect();
         users.sort_unstable();
         users.dedup();
-        Self { stretches, starts, scratch, uploaded, slots, users }
+        Self { stretches, starts, scratch, uploaded, slots, users, needs_host }
     }
 }
 
@@ -66,7 +96,20 @@ impl Program {
 
     /// Every launch in order.
     pub fn launches(&self) -> impl Iterator<Item = &Launch> {
-        (0..self.listing.stretches.len()).flat_map(|at| self.stretch(at).iter())
+        (0..self.listing.stretches.len()).flat_map(|at| self.stretch(at).launches.iter())
+    }
+
+    /// Whether the host has a part in a Run, so that it cannot be a CUDA graph.
+    pub fn needs_host(&self) -> bool {
+        self.listing.needs_host
+    }
+
+    /// All that a Run does, in order.
+    pub fn work(&self) -> impl Iterator<Item = Work<'_>> {
+        (0..self.listing.stretches.len()).flat_map(|at| {
+            let Stretch { launches, then, .. } = self.stretch(at);
+            launches.iter().map(Work::Launch).chain(then.as_deref().map(Work::Host))
+        })
     }
 
     /// Number of launches.
@@ -83,7 +126,7 @@ impl Program {
     pub fn same_functions(&self, other: &Self) -> bool {
         let same = |(a, b): (&Launch, &Launch)| a.same_function(b);
         if Arc::ptr_eq(&self.listing, &other.listing) {
-            return self.apart(other).into_iter().all(|at| self.stretch(at).iter().zip(other.stretch(at)).all(same));
+            return self.apart(other).into_iter().all(|at| self.pairs(other, at).all(same));
         }
         self.len() == other.len() && self.launches().zip(other.launches()).all(same)
     }
@@ -96,7 +139,7 @@ impl Program {
         if !Arc::ptr_eq(&self.listing, &other.listing) {
             return self.launches().zip(other.launches()).enumerate().filter_map(differ).collect();
         }
-        let stretch = |at: usize| (self.listing.starts[at]..).zip(self.stretch(at).iter().zip(other.stretch(at)));
+        let stretch = |at: usize| (self.listing.starts[at]..).zip(self.pairs(other, at));
         self.apart(other).into_iter().flat_map(stretch).filter_map(differ).collect()
     }
 
@@ -106,9 +149,9 @@ impl Program {
         let first = listing.users.partition_point(|&user| user < (base, 0));
         let listed = listing.users[first..].iter().take_while(move |user| user.0 == base).map(|&(_, n)| {
             let at = listing.starts.partition_point(|&start| start <= n) - 1;
-            (n, &self.stretch(at)[n - listing.starts[at]])
+            (n, &self.stretch(at).launches[n - listing.starts[at]])
         });
-        let patched = self.patches.iter().flat_map(|(at, (launches, _))| (listing.starts[*at]..).zip(launches.iter()));
+        let patched = self.patches.iter().flat_map(|(at, patch)| (listing.starts[*at]..).zip(patch.launches.iter()));
         listed.chain(patched).filter(move |(_, kernel)| kernel.addresses().any(|p| p.base() == base))
     }
 
@@ -120,11 +163,16 @@ impl Program {
         apart
     }
 
-    fn stretch(&self, at: usize) -> &[Launch] {
+    fn stretch(&self, at: usize) -> &Stretch {
         match self.patches.binary_search_by_key(&at, |&(at, _)| at) {
-            Ok(patch) => &self.patches[patch].1.0,
-            Err(_) => &self.listing.stretches[at].0,
+            Ok(patch) => &self.patches[patch].1,
+            Err(_) => &self.listing.stretches[at],
         }
+    }
+
+    /// The launches of stretch `at`, each with that of another program of this listing.
+    fn pairs<'a>(&'a self, other: &'a Self, at: usize) -> impl Iterator<Item = (&'a Launch, &'a Launch)> {
+        self.stretch(at).launches.iter().zip(other.stretch(at).launches.iter())
     }
 
     /// Writes down the launches of `instance`.
@@ -137,14 +185,14 @@ impl Program {
             let (cluster, steps) = cluster_at(plan, instance, order);
             side.launch_steps(plan, instance, steps.clone(), (cluster, before.clone()), &mut stretches)?;
             order = steps.end;
-            if stretches[steps.start + 1..].iter().any(|stretch| !stretch.0.is_empty()) {
+            if stretches[steps.start + 1..].iter().any(|stretch| !stretch.launches.is_empty()) {
                 before = steps;
             }
         }
         let slots = slots(instance);
         let uploaded = read_from_memory(&slots, stretches.iter());
-        stretches.push((side.copies(plan, instance).into(), 0));
-        stretches[0].0 = side.uploads(instance, &uploaded).into();
+        stretches.push(Stretch::of(side.copies(plan, instance)));
+        stretches[0] = Stretch::of(side.uploads(instance, &uploaded));
         let listing = Listing::new(stretches, uploaded, slots);
         let workspace_bytes = instance.scratch_offset() + listing.scratch;
         Ok(Self { workspace_bytes, listing: Arc::new(listing), patches: SmallVec::new() })
@@ -165,14 +213,15 @@ impl Program {
             let Ok(found) = found.map(|found| order + found) else { continue };
             let (cluster, steps) = cluster_at(plan, instance, found);
             let mut made = Vec::with_capacity(steps.len());
-            let before = (0..steps.start).rev().find(|order| !self.stretch(order + 1).is_empty());
+            let before = (0..steps.start).rev().find(|order| !self.stretch(order + 1).launches.is_empty());
             let before = before.map_or(0..0, |order| cluster_at(plan, instance, order).1);
             side.launch_steps(plan, instance, steps.clone(), (cluster, before), &mut made)?;
             patches.extend((steps.start + 1..).zip(made));
             order = steps.end;
         }
         // A launch that comes or goes changes what is in front of the next.
-        if patches.iter().any(|(at, stretch)| stretch.0.is_empty() != self.stretch(*at).is_empty()) {
+        let is_empty = |stretch: &Stretch| stretch.launches.is_empty();
+        if patches.iter().any(|(at, stretch)| is_empty(stretch) != is_empty(self.stretch(*at))) {
             return Self::new(plan, side, instance);
         }
         let mut uploaded = self.listing.uploaded.clone();
@@ -180,8 +229,8 @@ impl Program {
         uploaded.sort_unstable();
         uploaded.dedup();
         let last = self.listing.stretches.len() - 1;
-        patches.insert(0, (0, (side.uploads(instance, &uploaded).into(), 0)));
-        patches.push((last, (side.copies(plan, instance).into(), 0)));
+        patches.insert(0, (0, Stretch::of(side.uploads(instance, &uploaded))));
+        patches.push((last, Stretch::of(side.copies(plan, instance))));
         Ok(self.patched(patches, uploaded, instance.scratch_offset()))
     }
 
@@ -193,9 +242,10 @@ impl Program {
         all.extend(patches);
         all.sort_unstable_by_key(|&(at, _)| at);
         // A stretch that patches replace may have needed the most: that is not worth a look at all the others.
-        let scratch = all.iter().map(|(_, stretch)| stretch.1).fold(self.listing.scratch, usize::max);
+        let scratch = all.iter().map(|(_, stretch)| stretch.scratch).fold(self.listing.scratch, usize::max);
         let workspace_bytes = scratch_offset + scratch;
-        let fits = |(at, (launches, _)): &(usize, Stretch)| launches.len() == self.listing.stretches[*at].0.len();
+        let count = |stretch: &Stretch| stretch.launches.len();
+        let fits = |(at, stretch): &(usize, Stretch)| count(stretch) == count(&self.listing.stretches[*at]);
         if uploaded == self.listing.uploaded && all.iter().all(fits) {
             return Self { listing: self.listing.clone(), patches: all, workspace_bytes };
         }
@@ -223,7 +273,7 @@ fn read_from_memory<'a>(slots: &[Slot], stretches: impl Iterator<Item = &'a Stre
         let at = slots.partition_point(|&(start, ..)| start <= offset).checked_sub(1)?;
         (offset < slots[at].1).then_some(slots[at].2)
     };
-    let launches = stretches.flat_map(|(launches, _)| launches.iter());
+    let launches = stretches.flat_map(|stretch| stretch.launches.iter());
     let mut values: Vec<_> = launches.flat_map(Launch::addresses).filter_map(value).collect();
     values.sort_unstable();
     values.dedup();
@@ -384,18 +434,13 @@ impl DeviceSide {
         let members: SmallVec<[_; 16]> = cluster.members.iter().map(member).collect();
         let made = before.iter().flat_map(|&(at, _)| &plan.graph.nodes[plan.steps[at].node].outputs);
         let made: SmallVec<[_; 16]> = made.filter_map(tensor).collect();
+        let label = &plan.steps[cluster.members[0]].label;
         let mut cx = LaunchCx {
-            inputs: &[],
-            outputs: &[],
-            device: &self.device,
-            label: &plan.steps[cluster.members[0]].label,
-            scratch_offset: instance.scratch_offset(),
-            scratch_bytes: 0,
-            launches: Vec::new(),
             before: Some(&made[..]).filter(|_| !before.is_empty()),
+            ..LaunchCx::new(&self.device, label, instance.scratch_offset())
         };
         let taken = cluster.kernel.launch(&mut cx, &members)?;
-        Ok(taken.then(|| (cx.launches.into(), cx.scratch_bytes)))
+        Ok(taken.then(|| cx.into()))
     }
 
     fn launch_step(&self, plan: &Plan, instance: &Instance, step: &Step) -> Result<Stretch> {
@@ -405,18 +450,12 @@ impl DeviceSide {
         let mut cx = LaunchCx {
             inputs: &inputs,
             outputs: &outputs,
-            device: &self.device,
-            label: &step.label,
-            scratch_offset: instance.scratch_offset(),
-            scratch_bytes: 0,
-            launches: Vec::new(),
-            before: None,
+            ..LaunchCx::new(&self.device, &step.label, instance.scratch_offset())
         };
         let kernel = step.device.as_ref();
         let missing = || abi::Error::Internal(format!("{} has no CUDA kernel", step.label));
         kernel.ok_or_else(missing)?.launch(&mut cx)?;
-        let scratch = cx.scratch_bytes;
-        Ok((cx.launches.into(), scratch))
+        Ok(cx.into())
     }
 
     fn tensor<'a>(&self, plan: &'a Plan, instance: &'a Instance, value: ValueId) -> Option<DeviceTensor<'a>> {

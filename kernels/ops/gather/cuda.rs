@@ -6,8 +6,8 @@ use crate::cuda::walk::{MAX_RANK, Walk, row_major, spread, word};
 use crate::cuda::{DevPtr, Device, DeviceKernel, LaunchCx};
 use crate::fact;
 use crate::kernel_params;
-use abi::Result;
 use abi::cuda::Function;
+use abi::{DType, Result};
 use std::sync::Arc;
 
 const IMAGE: &str = "gather";
@@ -21,7 +21,7 @@ kernel_params! {
 }
 
 pub(super) fn gather(cx: &mut BuildCx, device: &Arc<Device>) -> Result<Box<dyn DeviceKernel>> {
-    Ok(Box::new(Gather { function: device.function(IMAGE, "gather")?, axis: cx.int("axis", 0) }))
+    Ok(Box::new(Gather { function: Rows::function(device)?, axis: cx.int("axis", 0) }))
 }
 
 struct Gather {
@@ -36,21 +36,53 @@ impl DeviceKernel for Gather {
         let axis = fact::axis(self.axis, data.shape.len()).expect("infer has checked the axis");
         let element = size(data.dtype);
         let row = data.shape[axis + 1..].iter().product::<usize>() * element;
-        let word = word([row]);
+        let dim = data.shape[axis];
+        let rows = Rows { x: data.ptr, y: out.ptr, bytes: out.bytes(), row, dim, element };
+        rows.push(cx, &self.function, by.ptr, (by.len(), by.dtype))
+    }
+}
+
+/// Rows of `row` bytes, gathered into `bytes` bytes.
+pub(crate) struct Rows {
+    pub x: DevPtr,
+    pub y: DevPtr,
+    pub bytes: usize,
+    pub row: usize,
+    /// Rows of x that an index chooses from.
+    pub dim: usize,
+    /// Bytes of an element.
+    pub element: usize,
+}
+
+impl Rows {
+    /// The kernel.
+    pub fn function(device: &Device) -> Result<Function> {
+        device.function(IMAGE, "gather")
+    }
+
+    /// Gathers the rows that the indices choose.
+    pub fn push(
+        &self,
+        cx: &mut LaunchCx<'_>,
+        function: &Function,
+        indices: DevPtr,
+        (count, dtype): (usize, DType),
+    ) -> Result<()> {
+        let word = word([self.row]);
         let params = GatherParams {
-            x: data.ptr,
-            indices: by.ptr,
-            y: out.ptr,
-            units: (out.bytes() / word) as u64,
-            row_units: (row / word) as u64,
-            count: by.len() as u64,
-            dim: data.shape[axis] as u64,
-            index_type: code(by.dtype),
+            x: self.x,
+            indices,
+            y: self.y,
+            units: (self.bytes / word) as u64,
+            row_units: (self.row / word) as u64,
+            count: count as u64,
+            dim: self.dim as u64,
+            index_type: code(dtype),
             word: word as u32,
-            element: element as u32,
+            element: self.element as u32,
             pad: 0,
         };
-        cx.push(&self.function, spread(cx.device(), out.bytes() / word), &params)
+        cx.push(function, spread(cx.device(), self.bytes / word), &params)
     }
 }
 

@@ -3,18 +3,22 @@
 //! Few tokens: every row of an expert's output by itself, weights streamed once for each. Many: pairs of a token and one of its
 //! experts are sorted by expert, and each expert multiplies its rows.
 
-use super::bank;
-use super::experts::Experts;
-use super::pack::{self, Codes, Form};
+mod offload;
+mod projection;
+mod slots;
+
+use super::pack::Form;
 use super::problem::{Format, Gate, INPUT, Kind, Matrix, Problem, ROUTER, ROUTER_WEIGHTS, Routing, quantized};
 use crate::build::BuildCx;
 use crate::cuda::number::{code, size};
-use crate::cuda::{Buffer, DevPtr, Device, DeviceKernel, LaunchCx, Weights, gemv_shape, linear, suffix};
+use crate::cuda::{DevPtr, Device, DeviceKernel, LaunchCx, Weights, linear, suffix};
+use crate::experts::Experts;
 use crate::kernel_params;
 use crate::op::{Decline, NodeCx};
-use crate::weights::Constant;
 use abi::cuda::{Function, LaunchShape};
-use abi::{DType, Error, Graph, Node, Result, ValueId};
+use abi::{DType, Graph, Node, Result, ValueId};
+use offload::Offload;
+use projection::{Projection, SMALL_ROWS};
 use std::sync::Arc;
 
 /// Experts of a token that the kernels take: one a lane.
@@ -100,214 +104,59 @@ fn activation_code(kind: Kind) -> u32 {
     }
 }
 
+/// FC1 and what it gates: one matrix on the device.
+fn up_matrices(problem: &Problem) -> Vec<&Matrix> {
+    [Some(&problem.fc1), problem.fc3.as_ref()].into_iter().flatten().collect()
+}
+
+/// How the two projections lie on the device.
+fn forms(problem: &Problem) -> [Form; 2] {
+    let up = Form::of(problem.dtype, problem.gate, &up_matrices(problem), problem.inter);
+    [up, Form::of(problem.dtype, Gate::None, &[&problem.fc2], problem.hidden)]
+}
+
+/// The node's experts as they are packed.
+pub(super) fn experts(cx: &NodeCx) -> Result<Experts> {
+    let problem = Problem::of(cx)?;
+    let bytes = forms(&problem).iter().map(Form::bytes).sum();
+    Ok(Experts { count: problem.experts, top: problem.routing.top, bytes })
+}
+
 pub(super) fn build(cx: &mut BuildCx, device: &Arc<Device>) -> Result<Box<dyn DeviceKernel>> {
     let problem = Problem::of(cx)?;
-    let up: Vec<&Matrix> = [Some(&problem.fc1), problem.fc3.as_ref()].into_iter().flatten().collect();
-    let up = Projection::build(cx, device, &problem, &up, problem.gate, problem.inter)?;
-    let down = Projection::build(cx, device, &problem, &[&problem.fc2], Gate::None, problem.hidden)?;
+    let own = experts(cx)?;
+    let slots = cx.settings().experts.map(|share| share.slots(&own));
+    let [up, down] = forms(&problem);
+    let up = Projection::build(cx, device, up, &up_matrices(&problem), slots)?;
+    let down = Projection::build(cx, device, down, &[&problem.fc2], slots)?;
     let find = |name: &str| device.function("moe", name);
-    Ok(Box::new(Moe {
+    Ok(Box::new(Arc::new(Moe {
+        offload: slots.map(|slots| Offload::new(device, own.count, slots)).transpose()?,
         route: find("route")?,
         order: find("order")?,
         combine: find(&format!("combine_{}", suffix(problem.dtype)))?,
-        biases: Biases::of(cx, &problem)?,
+        biases: biases(cx, &problem)?,
         given: quantized(cx),
         problem,
         up,
         down,
-    }))
+    })))
 }
 
-/// A projection, or a gate and what it gates.
-struct Projection {
-    form: Form,
-    weights: Arc<Buffer>,
-    /// A factor an expert.
-    globals: Option<Arc<Buffer>>,
-    kernels: Kernels,
-}
-
-impl Projection {
-    fn build(
-        cx: &mut BuildCx,
-        device: &Arc<Device>,
-        problem: &Problem,
-        matrices: &[&Matrix],
-        gate: Gate,
-        outputs: usize,
-    ) -> Result<Self> {
-        let form = Form::of(problem.dtype, gate, matrices, outputs);
-        let slots: Vec<_> = matrices.iter().flat_map(|m| m.slots.weight_slots()).collect();
-        let stored: Vec<_> = matrices.iter().map(|m| (m.format, m.stored)).collect();
-        let name = format!("cuda experts {form:?} {stored:?}");
-        for &slot in &slots {
-            if cx.has_input(slot) && cx.constant(slot)?.is_none() {
-                return Err(cx.error(
-                    format_args!("input {slot}"),
-                    "what another part of the model computes",
-                    "a constant",
-                ));
-            }
-        }
-        let weights = cx.pack(&slots, &name, |constants| {
-            let (mut from, mut rest) = (Vec::new(), constants);
-            for matrix in matrices {
-                let (own, others) = rest.split_at(matrix.slots.weight_slots().len());
-                from.push(Experts::new(matrix, problem.experts, bank::raw(&matrix.slots, own))?);
-                rest = others;
-            }
-            pack::upload(&form, &from, device, || constants.iter().flatten().for_each(Constant::forget_pages))
-        })?;
-        let global = matrices[0].slots.global.filter(|&slot| form.has_globals() && cx.has_input(slot));
-        let globals = global.map(|slot| {
-            cx.pack(&[slot], "cuda factors", |c| {
-                let missing = || Error::Internal("a factor is no constant".into());
-                device.upload(c[0].as_ref().ok_or_else(missing)?.bytes())
-            })
-        });
-        Ok(Self { form, weights, globals: globals.transpose()?, kernels: Kernels::new(&form, problem.dtype, device)? })
-    }
-
-    /// Everything but the activation, the input, the output and the rows.
-    fn params(&self) -> ExpertParams {
-        ExpertParams {
-            x: DevPtr::NULL,
-            y: DevPtr::NULL,
-            ids: DevPtr::NULL,
-            mix: DevPtr::NULL,
-            order: DevPtr::NULL,
-            items: DevPtr::NULL,
-            bias: DevPtr::NULL,
-            up_bias: DevPtr::NULL,
-            globals: self.globals.as_ref().map_or(DevPtr::NULL, |b| b.ptr()),
-            w: self.form.weights(self.weights.ptr()),
-            expert_bytes: self.form.bytes() as u64,
-            bias_row: 0,
-            bias_step: 1,
-            outputs: self.form.outputs as u32,
-            parts: 1,
-            share: 1,
-            paired: self.form.paired().into(),
-            kind: activation_code(Kind::Identity),
-            limit_after: 0,
-            early: 0,
-            sums: 0,
-            together: self.form.together as u32,
-            alpha: 1.0,
-            beta: 0.0,
-            limit: f32::INFINITY,
-            pad: 0,
-        }
-    }
-}
-
-/// The kernels of one projection.
-struct Kernels {
-    stream: Function,
-    gemm: Function,
-    /// Tiles of 128 rows and columns.
-    large: Option<Function>,
-    bits: usize,
-    float: bool,
-}
-
-/// Rows of an item, and rows and columns of a block of 16-bit elements.
-const SMALL_ROWS: usize = 64;
-const LARGE_ROWS: usize = 128;
-/// Warps of a block of the float kernels for few rows.
-const FLOAT_WARPS: usize = 8;
-
-impl Kernels {
-    fn new(form: &Form, dtype: DType, device: &Device) -> Result<Self> {
-        let (name, suffix, bits) = (form.codes.name(), suffix(dtype), form.bits());
-        if dtype == DType::F32 {
-            let find = |way: &str| device.function("moe_float", &format!("{way}_{name}_f32"));
-            return Ok(Self { stream: find("stream")?, gemm: find("gemm")?, large: None, bits, float: true });
-        }
-        let stream = match form.codes {
-            Codes::MxFp4 if form.lean() => device.function("moe_gemv4", &format!("stream4_mxfp4_{suffix}"))?,
-            _ if form.lean() => {
-                let zeros = if form.zeros { "bytes" } else { "plain" };
-                device.function("moe_gemv4", &format!("stream4_{}_{zeros}_{suffix}", form.block))?
-            }
-            _ => device.function("moe_gemv", &format!("stream_{name}_{suffix}"))?,
-        };
-        let often = matches!(form.codes, Codes::Int(4 | 8) | Codes::MxFp4 | Codes::Fp8 | Codes::Dense);
-        let large = often.then(|| device.function("moe_gemm_large", &format!("gemm_{name}_large_{suffix}")));
-        Ok(Self {
-            stream,
-            gemm: device.function("moe_gemm", &format!("gemm_{name}_small_{suffix}"))?,
-            large: large.transpose()?,
-            bits,
-            float: false,
-        })
-    }
-
-    /// Shared memory of a block of `size` rows and columns: three stages of a chunk of each.
-    fn shared(&self, size: usize) -> u32 {
-        (3 * (size * 64 * self.bits / 8 + size * 64 * 2)) as u32
-    }
-
-    /// Rows of an item, about `average` an expert.
-    fn rows(&self, average: usize, device: &Device) -> usize {
-        let large = self.large.is_some() && average >= 96 && self.shared(LARGE_ROWS) <= device.shared_limit();
-        if self.float || large { LARGE_ROWS } else { SMALL_ROWS }
-    }
-
-    /// `rows` rows of the output, each by itself.
-    fn push_stream(&self, cx: &mut LaunchCx<'_>, params: &ExpertParams, rows: usize) -> Result<()> {
-        let (tiles, parts) = (params.w.tiles(), params.parts as usize);
-        let shape = if self.float {
-            let warps = FLOAT_WARPS.min(params.w.chunks() * parts);
-            LaunchShape {
-                grid: [tiles as u32, rows as u32, 1],
-                block: [32 * warps as u32, 1, 1],
-                shared: 0,
-                overlap: true,
-            }
-        } else {
-            let groups = if self.bits == 16 { params.w.chunks() } else { params.w.chunks().div_ceil(2) };
-            gemv_shape(tiles, groups * parts, [rows, 1], cx.device(), 0)
-        };
-        cx.push(&self.stream, shape, params)
-    }
-
-    /// `slots` items of at most `rows` rows.
-    fn push_gemm(&self, cx: &mut LaunchCx<'_>, params: &ExpertParams, slots: usize, rows: usize) -> Result<()> {
-        let large = self.large.as_ref().filter(|_| rows == LARGE_ROWS);
-        let columns = if self.float { 64 } else { rows };
-        let blocks = (params.w.tiles() * 16).div_ceil(columns);
-        let threads = if self.float { 256 } else { 128 };
-        let shared = if self.float { 0 } else { self.shared(rows) };
-        let shape =
-            LaunchShape { grid: [blocks as u32, slots as u32, 1], block: [threads, 1, 1], shared, overlap: true };
-        cx.push(large.unwrap_or(&self.gemm), shape, params)
-    }
-}
-
-/// Which inputs are biases of what the kernels add up; those that are all zeros are left out.
-struct Biases {
-    fc1: Option<usize>,
-    fc2: Option<usize>,
-    fc3: Option<usize>,
-}
-
-impl Biases {
-    fn of(cx: &mut BuildCx, problem: &Problem) -> Result<Self> {
-        let mut given = |matrix: Option<&Matrix>| -> Result<Option<usize>> {
-            let Some(slot) = matrix.map(|m| m.slots.bias).filter(|&slot| cx.has_input(slot)) else { return Ok(None) };
-            let constant = cx.constant(slot)?;
-            let zero = constant.is_some_and(|c| c.bytes().iter().all(|&byte| byte == 0));
-            Ok((!zero).then_some(slot))
-        };
-        let (fc1, fc2) = (given(Some(&problem.fc1))?, given(Some(&problem.fc2))?);
-        Ok(Self { fc1, fc2, fc3: given(problem.fc3.as_ref())? })
-    }
+/// The input slots of FC1's, FC2's and FC3's biases; those that are all zeros are left out.
+fn biases(cx: &mut BuildCx, problem: &Problem) -> Result<[Option<usize>; 3]> {
+    let mut given = |matrix: Option<&Matrix>| -> Result<Option<usize>> {
+        let Some(slot) = matrix.map(|m| m.slots.bias).filter(|&slot| cx.has_input(slot)) else { return Ok(None) };
+        let constant = cx.constant(slot)?;
+        let zero = constant.is_some_and(|c| c.bytes().iter().all(|&byte| byte == 0));
+        Ok((!zero).then_some(slot))
+    };
+    Ok([given(Some(&problem.fc1))?, given(Some(&problem.fc2))?, given(problem.fc3.as_ref())?])
 }
 
 struct Moe {
     problem: Problem,
-    biases: Biases,
+    biases: [Option<usize>; 3],
     /// Whether experts may have weights of their own.
     given: bool,
     up: Projection,
@@ -315,6 +164,15 @@ struct Moe {
     route: Function,
     order: Function,
     combine: Function,
+    /// Where not all experts are on the device.
+    offload: Option<Arc<Offload>>,
+}
+
+impl Drop for Moe {
+    fn drop(&mut self) {
+        // Kernels and copies may still use the weights' memory.
+        self.offload.iter().for_each(|offload| offload.settle());
+    }
 }
 
 /// Tokens whose rows are streamed one by one: past these, experts have rows to share weights.
@@ -333,21 +191,38 @@ struct Tokens {
     mix: DevPtr,
 }
 
+/// What experts have besides weights, a row an expert; null where there is none.
+#[derive(Clone, Copy)]
+struct Extras {
+    /// FC1's, FC2's and FC3's.
+    biases: [DevPtr; 3],
+    /// Factors of the weights of both projections.
+    globals: [DevPtr; 2],
+}
+
 impl Moe {
     fn element(&self) -> usize {
         size(self.problem.dtype)
     }
 
-    /// The first projection, its activation and its biases; `x` and `y` are those of `tokens`.
-    fn up(&self, cx: &LaunchCx<'_>, x: DevPtr, y: DevPtr) -> ExpertParams {
+    /// All experts' extras.
+    fn extras(&self, cx: &LaunchCx<'_>) -> Extras {
+        let globals = |of: &Projection| of.globals.as_ref().map_or(DevPtr::NULL, |b| b.ptr());
+        Extras {
+            biases: self.biases.map(|slot| slot.map_or(DevPtr::NULL, |slot| cx.input_ptr(slot))),
+            globals: [globals(&self.up), globals(&self.down)],
+        }
+    }
+
+    /// The first projection, its activation and its biases; `x` and `y` are those of some tokens.
+    fn up(&self, extras: &Extras, x: DevPtr, y: DevPtr) -> ExpertParams {
         let p = &self.problem;
-        let slot = |slot: Option<usize>| slot.map_or(DevPtr::NULL, |slot| cx.input_ptr(slot));
-        let bias = slot(self.biases.fc1);
+        let [bias, _, separate] = extras.biases;
         let (up_bias, row, step) = match p.gate {
             Gate::None => (DevPtr::NULL, p.inter, 1),
             Gate::Interleaved => (bias.plus(self.element()), 2 * p.inter, 2),
             Gate::Halves => (bias.plus(p.inter * self.element()), 2 * p.inter, 1),
-            Gate::Separate => (slot(self.biases.fc3), p.inter, 1),
+            Gate::Separate => (separate, p.inter, 1),
         };
         let a = p.activation;
         ExpertParams {
@@ -355,6 +230,7 @@ impl Moe {
             y,
             bias,
             up_bias,
+            globals: extras.globals[0],
             bias_row: row as u64,
             bias_step: step,
             share: p.routing.top as u32,
@@ -368,9 +244,9 @@ impl Moe {
     }
 
     /// The second projection and its bias.
-    fn down(&self, cx: &LaunchCx<'_>, x: DevPtr, y: DevPtr) -> ExpertParams {
-        let bias = self.biases.fc2.map_or(DevPtr::NULL, |slot| cx.input_ptr(slot));
-        ExpertParams { x, y, bias, bias_row: self.problem.hidden as u64, ..self.down.params() }
+    fn down(&self, extras: &Extras, x: DevPtr, y: DevPtr) -> ExpertParams {
+        let (bias, globals) = (extras.biases[1], extras.globals[1]);
+        ExpertParams { x, y, bias, globals, bias_row: self.problem.hidden as u64, ..self.down.params() }
     }
 
     fn push_route(&self, cx: &mut LaunchCx<'_>, tokens: &Tokens) -> Result<()> {
@@ -396,93 +272,143 @@ impl Moe {
         cx.push(&self.route, linear(tokens.count.div_ceil(warps), 32 * warps as u32), &params)
     }
 
-    /// Each row of an expert's output by itself.
-    fn push_few(&self, cx: &mut LaunchCx<'_>, tokens: &Tokens, x: DevPtr, y: DevPtr) -> Result<()> {
-        let (p, top) = (&self.problem, self.problem.routing.top);
-        let pairs = tokens.count * top;
-        let inner = cx.scratch(pairs * p.inter * self.element());
-        let up = ExpertParams { ids: tokens.ids, ..self.up(cx, x, inner) };
-        self.up.kernels.push_stream(cx, &up, pairs)?;
+    /// Each row of an expert's output by itself; `x` and `y` are those of the tokens, some of `all`.
+    fn push_few(
+        &self,
+        cx: &mut LaunchCx<'_>,
+        tokens: &Tokens,
+        all: usize,
+        extras: &Extras,
+        place: &Place,
+    ) -> Result<()> {
+        let top = self.problem.routing.top;
+        let up = ExpertParams { ids: tokens.ids, ..self.up(extras, place.x, place.inner) };
+        self.up.kernels.push_stream(cx, &up, (tokens.count * top, all * top))?;
         let early = !self.up.kernels.float;
-        let down = self.down(cx, inner, y);
+        let down = self.down(extras, place.inner, place.y);
         let down = ExpertParams { ids: tokens.ids, mix: tokens.mix, parts: top as u32, early: early.into(), ..down };
-        self.down.kernels.push_stream(cx, &down, tokens.count)
+        self.down.kernels.push_stream(cx, &down, (tokens.count, all))
     }
 
-    /// Each expert multiplies the rows that go to it.
-    fn push_many(&self, cx: &mut LaunchCx<'_>, tokens: &Tokens, room: &Room, x: DevPtr, y: DevPtr) -> Result<()> {
-        let (p, top) = (&self.problem, self.problem.routing.top);
-        let pairs = tokens.count * top;
-        let held = pairs.min(p.experts);
+    /// Rows of an item, and items at most, for so many tokens.
+    fn cut(&self, tokens: usize, device: &Device) -> (usize, usize) {
+        let pairs = tokens * self.problem.routing.top;
+        let held = pairs.min(self.problem.experts);
         // Both projections take the rows in one order.
-        let rows = [&self.up, &self.down].map(|p| p.kernels.rows(pairs / held, cx.device())).into_iter().min();
+        let rows = [&self.up, &self.down].map(|p| p.kernels.rows(pairs / held, device)).into_iter().min();
         let rows = rows.unwrap_or(SMALL_ROWS);
         // An expert's last item may be a small one.
-        let slots = pairs.min(pairs / rows + held);
+        (rows, pairs.min(pairs / rows + held))
+    }
+
+    fn push_order(&self, cx: &mut LaunchCx<'_>, tokens: &Tokens, sorted: &Sorted) -> Result<()> {
         let order = OrderParams {
             ids: tokens.ids,
-            order: room.order,
-            items: room.items,
-            pairs: pairs as u32,
-            experts: p.experts as u32,
-            rows: rows as u32,
-            slots: slots as u32,
+            order: sorted.order,
+            items: sorted.items,
+            pairs: (tokens.count * self.problem.routing.top) as u32,
+            experts: self.problem.experts as u32,
+            rows: sorted.rows as u32,
+            slots: sorted.slots as u32,
         };
-        let shared = 8 * p.experts as u32;
-        cx.push(&self.order, LaunchShape { shared, ..linear(1, 1024) }, &order)?;
-        let sorted = |params| ExpertParams { order: room.order, items: room.items, ..params };
-        let up = sorted(self.up(cx, x, room.inner));
-        self.up.kernels.push_gemm(cx, &up, slots, rows)?;
-        let down = sorted(ExpertParams { share: 0, sums: 1, ..self.down(cx, room.inner, room.sums) });
-        self.down.kernels.push_gemm(cx, &down, slots, rows)?;
+        let shared = 8 * self.problem.experts as u32;
+        cx.push(&self.order, LaunchShape { shared, ..linear(1, 1024) }, &order)
+    }
+
+    /// Each expert multiplies the rows that go to it: `place.sums` gets a row a pair.
+    fn push_products(&self, cx: &mut LaunchCx<'_>, sorted: &Sorted, extras: &Extras, place: &Place) -> Result<()> {
+        let of = |params| ExpertParams { order: sorted.order, items: sorted.items, ..params };
+        let up = of(self.up(extras, place.x, place.inner));
+        self.up.kernels.push_gemm(cx, &up, sorted.slots, sorted.rows)?;
+        let down = of(ExpertParams { share: 0, sums: 1, ..self.down(extras, place.inner, place.sums) });
+        self.down.kernels.push_gemm(cx, &down, sorted.slots, sorted.rows)
+    }
+
+    fn push_combine(&self, cx: &mut LaunchCx<'_>, tokens: &Tokens, place: &Place) -> Result<()> {
         let combine = CombineParams {
-            sums: room.sums,
+            sums: place.sums,
             mix: tokens.mix,
-            y,
+            y: place.y,
             tokens: tokens.count as u32,
-            top: top as u32,
-            hidden: p.hidden as u32,
+            top: self.problem.routing.top as u32,
+            hidden: self.problem.hidden as u32,
             pad: 0,
         };
         cx.push(&self.combine, linear(tokens.count, 256), &combine)
     }
+
+    /// Room for the results of `count` tokens, one pass at most.
+    fn place(&self, cx: &mut LaunchCx<'_>, count: usize) -> Place {
+        let pairs = count.min(PASS) * self.problem.routing.top;
+        Place {
+            x: cx.required(INPUT).ptr,
+            y: cx.output_ptr(0),
+            inner: cx.scratch(pairs * self.problem.inter * self.element()),
+            sums: if count <= FEW { DevPtr::NULL } else { cx.scratch(pairs * self.problem.hidden * 4) },
+        }
+    }
 }
 
-/// Where the pairs of one pass are sorted, and their rows lie.
-struct Room {
+/// Pairs sorted by expert.
+struct Sorted {
     order: DevPtr,
     items: DevPtr,
+    /// Rows of an item.
+    rows: usize,
+    /// Items there is room for.
+    slots: usize,
+}
+
+/// Where some tokens' rows lie.
+#[derive(Clone, Copy)]
+struct Place {
+    x: DevPtr,
+    y: DevPtr,
+    /// The first projection's results, a row a pair.
     inner: DevPtr,
+    /// The second one's.
     sums: DevPtr,
 }
 
-impl DeviceKernel for Moe {
+impl Place {
+    /// That of the tokens from `first` on, in x and y.
+    fn from(&self, first: usize, row: usize) -> Self {
+        Self { x: self.x.plus(first * row), y: self.y.plus(first * row), ..*self }
+    }
+}
+
+impl DeviceKernel for Arc<Moe> {
     fn launch(&self, cx: &mut LaunchCx<'_>) -> Result<()> {
         let (p, top) = (&self.problem, self.problem.routing.top);
-        let (x, count) = (cx.required(INPUT).ptr, cx.required(INPUT).len() / p.hidden);
+        let count = cx.required(INPUT).len() / p.hidden;
         if count == 0 || cx.output(0).is_none() {
             return Ok(());
         }
+        if let Some(offload) = &self.offload {
+            return offload.launch(self, cx, count);
+        }
         let pass = count.min(PASS);
         let (ids, mix) = (cx.scratch(pass * top * 4), cx.scratch(pass * top * 4));
-        let y = cx.output_ptr(0);
+        let extras = self.extras(cx);
         if count <= FEW {
             let tokens = Tokens { first: 0, count, ids, mix };
             self.push_route(cx, &tokens)?;
-            return self.push_few(cx, &tokens, x, y);
+            let place = self.place(cx, count);
+            return self.push_few(cx, &tokens, count, &extras, &place);
         }
         let pairs = pass * top;
-        let room = Room {
-            order: cx.scratch(pairs * 4),
-            items: cx.scratch(pairs.min(pairs / SMALL_ROWS + p.experts) * 16),
-            inner: cx.scratch(pairs * p.inter * self.element()),
-            sums: cx.scratch(pairs * p.hidden * 4),
-        };
+        let order = cx.scratch(pairs * 4);
+        let items = cx.scratch(pairs.min(pairs / SMALL_ROWS + p.experts) * 16);
+        let place = self.place(cx, count);
         for first in (0..count).step_by(PASS) {
             let tokens = Tokens { first, count: PASS.min(count - first), ids, mix };
             self.push_route(cx, &tokens)?;
-            let offset = first * p.hidden * self.element();
-            self.push_many(cx, &tokens, &room, x.plus(offset), y.plus(offset))?;
+            let (rows, slots) = self.cut(tokens.count, cx.device());
+            let sorted = Sorted { order, items, rows, slots };
+            self.push_order(cx, &tokens, &sorted)?;
+            let place = place.from(first, p.hidden * self.element());
+            self.push_products(cx, &sorted, &extras, &place)?;
+            self.push_combine(cx, &tokens, &place)?;
         }
         Ok(())
     }

@@ -26,10 +26,12 @@ use abi::{DType, Dim, Result};
 use problem::{INPUT, Problem, ROUTER, ROUTER_WEIGHTS, quantized, slots};
 
 /// The definitions.
-pub const OPS: &[OpDef] = &[
-    OpDef::new("com.microsoft", "MoE", (1, 1), claim, infer, build).with_cuda_claim(cuda::claim, cuda::build),
-    OpDef::new("com.microsoft", "QMoE", (1, 1), claim, infer, build).with_cuda_claim(cuda::claim, cuda::build),
-];
+pub const OPS: &[OpDef] = &[define("MoE"), define("QMoE")];
+
+const fn define(name: &'static str) -> OpDef {
+    let def = OpDef::new("com.microsoft", name, (1, 1), claim, infer, build);
+    def.with_cuda_claim(cuda::claim, cuda::build).with_cuda_experts(cuda::experts)
+}
 
 const FLOATS: [DType; 3] = [DType::F32, DType::F16, DType::BF16];
 

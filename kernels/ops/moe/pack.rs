@@ -5,7 +5,7 @@
 
 use super::experts::{Expert, Experts, float_at};
 use super::problem::{Format, Gate, Matrix};
-use crate::cuda::{Buffer, DevPtr, Device, Weights};
+use crate::cuda::{DevPtr, Weights};
 use crate::quant::fragments::{CHUNK, Shape, TILE, pack_elements, pack_rows};
 use crate::quant::nbits::ZeroPoint;
 use abi::tensor::AlignedBytes;
@@ -311,16 +311,20 @@ fn zero_point(from: &Expert<'_>, n: usize, block: usize, bits: usize) -> u8 {
     code + shift(l.bits, bits)
 }
 
-/// Packs all experts into device memory, expert by expert on a few threads. `done` is called after each expert: what the
-/// source's pages held may go.
+/// Packs all experts, one by one on a few threads, and hands `put` each with its number. `done` is called after each: what
+/// the source's pages held may go.
 ///
 /// # Errors
-/// When memory is short, or a copy fails.
-pub(super) fn upload(form: &Form, from: &[Experts<'_>], device: &Device, done: impl Fn() + Sync) -> Result<Buffer> {
+/// When memory is short, or `put` fails.
+pub(super) fn each(
+    form: &Form,
+    from: &[Experts<'_>],
+    put: impl Fn(usize, &[u8]) -> Result<()> + Sync,
+    done: impl Fn() + Sync,
+) -> Result<()> {
     /// Bytes that are worth a thread.
     const SHARE: usize = 32 << 20;
     let (experts, bytes) = (from[0].count(), form.bytes());
-    let buffer = device.alloc(experts * bytes)?;
     let next = AtomicUsize::new(0);
     let failed = Mutex::new(None);
     let work = || -> Result<()> {
@@ -337,7 +341,7 @@ pub(super) fn upload(form: &Form, from: &[Experts<'_>], device: &Device, done: i
             let views: Vec<_> =
                 from.iter().zip(&mut sources).map(|(f, room)| f.expert(e, room.as_mut_slice())).collect();
             form.pack(&views, packed.as_mut_slice());
-            device.context().copy_to_device(buffer.address() + (e * bytes) as u64, packed.as_slice())?;
+            put(e, packed.as_slice())?;
             done();
         }
     };
@@ -355,8 +359,5 @@ pub(super) fn upload(form: &Form, from: &[Experts<'_>], device: &Device, done: i
         }
         report();
     });
-    match failed.into_inner().unwrap_or_else(PoisonError::into_inner) {
-        Some(error) => Err(error),
-        None => Ok(buffer),
-    }
+    failed.into_inner().unwrap_or_else(PoisonError::into_inner).map_or(Ok(()), Err)
 }
