@@ -37,6 +37,7 @@ pub fn settings<'a>(given: impl IntoIterator<Item = (&'a str, &'a str)>) -> Resu
         chunks: if chunks == 0 { defaults.chunks } else { chunks },
         fusion: options.bool("fusion"),
         target: Target::Cpu,
+        ..defaults
     })
 }
 
