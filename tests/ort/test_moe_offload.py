@@ -11,8 +11,10 @@ import re
 import threading
 
 import numpy as np
+import onnx
 import onnxruntime as ort
 import pytest
+from onnx import helper
 
 import harness
 import models
@@ -195,22 +197,68 @@ def test_bad_limits(made):
             session_of(model, None, bytes_, **{LIMIT: value})
 
 
+def bound(session, given):
+    """A binding of device memory, and the output's."""
+    io = session.io_binding()
+    for name, value in given.items():
+        io.bind_ortvalue_input(name, ort.OrtValue.ortvalue_from_numpy(value, "cuda", 0))
+    out = ort.OrtValue.ortvalue_from_numpy(np.full(given["in0"].shape, np.nan, F16), "cuda", 0)
+    io.bind_ortvalue_output("out0", out)
+    return io, out
+
+
 def test_runs_that_ort_would_replay(rng, made):
     """With `enable_cuda_graph` ORT repeats a Run until there is a graph; here it must not."""
     _, model, bytes_ = made()
     whole, session = session_of(model, None, bytes_), session_of(model, 4, bytes_, enable_cuda_graph="1")
     for _ in range(4):
         given = feeds(model, rng, 2)
-        io = session.io_binding()
-        for name, value in given.items():
-            io.bind_ortvalue_input(name, ort.OrtValue.ortvalue_from_numpy(value, "cuda", 0))
-        out = ort.OrtValue.ortvalue_from_numpy(np.full((2, SIZES.H), np.nan, F16), "cuda", 0)
-        io.bind_ortvalue_output("out0", out)
+        io, out = bound(session, given)
         before = target.package().counters()
         session.run_with_iobinding(io)
         np.testing.assert_array_equal(out.numpy(), whole.run(None, given)[0])
         done = grown(before)
         assert (done["eager_runs"], done["managed_replays"]) == (1, 0)
+
+
+def test_groups_share_the_limit(rng, made):
+    """Two groups with the same experts, a node of ORT's between them: each has slots of its own, within one limit."""
+    _, model, bytes_ = made()
+    first = model.proto.graph.node[0]
+    second, shrink = onnx.NodeProto(), helper.make_node("Shrink", ["out0"], ["small"], "between", lambd=0.0)
+    second.CopyFrom(first)
+    second.name, second.input[0], second.output[0] = "second", "small", "out1"
+    model.proto.graph.node.extend([shrink, second])
+    model.proto.graph.output[0].name = "out1"
+    gc.collect()  # sessions of other tests
+    start = target.package().counters()
+    session = harness.ep_session(model.serialize(), {LIMIT: 9 * bytes_}, fallback=True)
+    assert harness.fused_groups(session) == 2
+    # Eight slots, and a little for biases.
+    assert 8 * bytes_ <= grown(start)["bytes_in_use"] <= 9 * bytes_
+    whole = harness.ep_session(model.serialize(), fallback=True)
+    for tokens in (1, 5, 30):
+        given = feeds(model, rng, tokens)
+        np.testing.assert_array_equal(session.run(None, given)[0], whole.run(None, given)[0])
+
+
+@pytest.mark.parametrize("calls", range(4))
+def test_a_failed_fetch_loses_nothing(rng, made, calls):
+    """The Run that it happens in is an error, the next one fetches all it needs."""
+    if target.STATE.fake is None:
+        pytest.skip("a GPU does not fail when it is told to")
+    _, model, bytes_ = made()
+    whole, session = session_of(model, None, bytes_), session_of(model, 4, bytes_)
+    given = feeds(model, rng, 1, [[5, 6, 7]])
+    io, out = bound(session, given)
+    # The tables' copy is the first, then come those of the experts.
+    target.STATE.fake.fail_after("cuMemcpyHtoDAsync", calls, 999)
+    with pytest.raises(Exception, match="cuMemcpyHtoDAsync"):
+        session.run_with_iobinding(io)
+    before = target.package().counters()
+    session.run_with_iobinding(io)
+    np.testing.assert_array_equal(out.numpy(), whole.run(None, given)[0])
+    assert experts(before) == (0, 3, 3 * bytes_)
 
 
 def test_threads_share_the_slots(rng, made):
@@ -236,10 +284,7 @@ def test_a_callers_capture_is_refused(rng, made):
     _, model, bytes_ = made()
     stream = user_stream()
     session = session_of(model, 4, bytes_, user_compute_stream=str(stream.value))
-    io = session.io_binding()
-    for name, value in feeds(model, rng, 1).items():
-        io.bind_ortvalue_input(name, ort.OrtValue.ortvalue_from_numpy(value, "cuda", 0))
-    io.bind_ortvalue_output("out0", ort.OrtValue.ortvalue_from_numpy(np.zeros((1, SIZES.H), F16), "cuda", 0))
+    io, _ = bound(session, feeds(model, rng, 1))
     run_options = ort.RunOptions()
     run_options.add_run_config_entry("disable_synchronize_execution_providers", "1")
     session.run_with_iobinding(io, run_options)
@@ -277,5 +322,5 @@ def test_a_whole_decoder(tmp_path, request):
 def first_states(session) -> dict[str, np.ndarray]:
     """Any states; the decoder looks at their shapes."""
     past = [given for given in session.get_inputs() if given.name.startswith("past")]
-    shape = lambda given: [d if isinstance(d, int) else {"kv_cache_dim": 64}.get(d, 1) for d in given.shape]  # noqa: E731
-    return {given.name: np.zeros(shape(given), models.numpy_type(given.type)) for given in past}
+    size = lambda d: d if isinstance(d, int) else {"kv_cache_dim": 64}.get(d, 1)  # noqa: E731
+    return {p.name: np.zeros([size(d) for d in p.shape], models.numpy_type(p.type)) for p in past}
