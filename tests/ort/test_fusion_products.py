@@ -39,6 +39,7 @@ class Products:
     bias: bool = False
     block_size: int = 32
     zero_points: bool = False
+    scale: float = 1  # of x and skip
     change: str = ""
 
     def build(self, rng):
@@ -49,12 +50,15 @@ class Products:
             constants.append(numpy_helper.from_array(value, name))
             return name
 
-        feeds = {"x": normal(rng, (*self.M, self.K), self.dtype)}
+        def row():
+            return (normal(rng, (*self.M, self.K), np.float32) * self.scale).astype(self.dtype)
+
+        feeds = {"x": row()}
         total = f64(feeds["x"])
         gamma = normal(rng, self.K, self.dtype)
         x, exact = "x", total
         if self.norm == "skip":
-            feeds["skip"] = normal(rng, (*self.M, self.K), self.dtype)
+            feeds["skip"] = row()
             total = total + f64(feeds["skip"])
             sums = ["", "", "sum"] if self.sum_read else []
             nodes.append(helper.make_node("SkipSimplifiedLayerNormalization", ["x", "skip", constant(gamma, "gamma")],
@@ -159,10 +163,29 @@ def test_layouts(rng, block_size, zero_points, bias):
     check(rng, Products(block_size=block_size, zero_points=zero_points, bias=bias, N=(24, 40), kinds="qq", K=384))
 
 
-@pytest.mark.parametrize("K", [128, 2048, 8448])
-def test_widths(rng, K):
-    """Rows of a vector a thread, and of several."""
-    check(rng, Products(K=K, N=(32, 16, 4)))
+@pytest.mark.parametrize("zero_points", [False, True])
+@pytest.mark.parametrize("block_size", [32, 64, 128])
+@pytest.mark.parametrize("K", [128, 384, 2048, 8448])
+def test_widths(rng, K, block_size, zero_points):
+    """Whole slices and halves of them, one a warp and several."""
+    check(rng, Products(K=K, N=(32, 16, 4), block_size=block_size, zero_points=zero_points))
+
+
+@pytest.mark.parametrize("dtype", [F16, BF16], ids=name_of)
+@pytest.mark.parametrize("scale", [1e-4, 1e-2, 6e3])
+def test_rows_of_any_scale(rng, scale, dtype):
+    """A row times gamma leaves a half's range; normalised it does not."""
+    check(rng, Products(dtype=dtype, K=1024, N=(80, 80), kinds="qq", scale=scale, sum_read=scale > 1e-3))
+    check(rng, Products(dtype=dtype, K=1024, N=(80, 80), kinds="qq", scale=scale, norm="rms", gated=True))
+
+
+def test_a_row_with_one_large_element(rng):
+    case = Products(K=512, N=(80, 24), kinds="qq", norm="rms")
+    model, feeds, _ = case.build(rng)
+    feeds["x"][..., 77] = 60000
+    got = {how: run_bound(harness.ep_session(model, {"fusion": how}), feeds, {"y0": None, "y1": None}) for how in "01"}
+    for name in ("y0", "y1"):
+        harness.assert_close(got["1"][name], harness.as_float64(got["0"][name]), harness.tolerance_for(F16), name)
 
 
 @pytest.mark.parametrize("dtype", [F16, BF16], ids=name_of)

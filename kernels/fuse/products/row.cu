@@ -1,31 +1,40 @@
 // Several products of one row, behind the norm that makes the row and before the gated activation that takes two of them:
-// what gemv.cu does for some rows, with fewer steps from the row's arrival to the results'. All of a warp's first weights are
-// in registers by then. They are not freed of their zero points one by one: an integer q is the float kLow + q (or kHigh + q),
-// and the sum of a block's activations, which ones in the place of weights give, times that offset goes off its sum.
+// what gemv.cu does for some rows, with fewer steps from the row's arrival to the results'.
 //
-// A lot is the tiles that a block takes at once, of one product (gated: as many of both). `along` of its warps share a tile's
-// groups of columns; a warp takes TB tiles (gated: one of each product), and GU groups of each at once.
+// A warp multiplies a slice of the row (256 columns) by tiles of weights (16 outputs), which come into a ring of its own in
+// shared memory; the first ones are on their way before the row is there. A tile's products with eight units (32 columns) of a
+// slice go to eight columns of matrix products, so that each lane scales what is its own, and no weight is touched one by one:
+// a 4-bit integer q is the float kLow + q (or kHigh + q), and the sum of a unit's activations times that offset goes off its
+// product. Nobody waits for the row's norm either: a warp of its own makes it, and it goes onto the sums at the end.
+//
+// A lot is the tiles of one product (gated: of two) that a block's warps take at once; `along` of them share a tile's slices.
 #include "segment.cuh"
 
 using namespace nxrt;
 
+constexpr uint32_t kSlice = 256;
+// A tile's weights for a slice in 4 bits, or for a quarter of it in 16.
+constexpr uint32_t kPieceBytes = 2048;
+constexpr uint32_t kPieces = 4;
+
 struct RowParams {
     const void* x;      // [k]
     const void* skip;   // [k], added to x; null: none
-    const void* gamma;  // [k]
+    const void* gamma;  // [k]; null: x is not normalised
     void* sum;          // x + skip; null: nobody reads it
-    uint32_t lots;      // of all
-    uint32_t count;
-    uint32_t k, groups;
-    uint32_t along;
-    uint32_t per_lot;  // tiles of a lot (gated: of each product)
-    uint32_t rounds;   // groups over along GU
-    uint32_t norm;     // whether x is normalised
-    uint32_t gated;    // y = silu(x w0^T) * (x w1^T)
+    uint32_t k;
+    uint32_t along;               // warps that share a tile
+    uint32_t along_reciprocal;    // (w * this) >> 16 is w / along, for any warp w
+    uint32_t sets;                // of along warps; with them, a block has one warp more where there is a norm
+    uint32_t rounds;              // slices that a warp takes of a tile
+    uint32_t per_lot;             // tiles (gated: of each product)
+    uint32_t lots;                // of 4-bit weights
+    uint32_t blocks;              // that take those lots in turn; each block past them takes one tile of 16-bit weights
+    uint32_t gated;               // y = silu(x w0^T) * (x w1^T)
     float epsilon;
     float inverse_k;
     uint32_t pad;
-    uint32_t first[kSegments];  // each product's first lot
+    uint32_t first[kSegments];    // each 4-bit product's first lot; the largest number: has none of its own
     Segment segments[kSegments];
 };
 
@@ -56,328 +65,423 @@ struct Raw<bf16> {
     }
 };
 
-// A group of a tile's weights on their way. A block is kUnit << SHIFT columns; BYTES: zero points are stored, not 8.
-template <int SHIFT, bool BYTES>
-struct Item {
-    static constexpr int kBlocks = kGroupUnits >> SHIFT;
-    static constexpr uint32_t kBytes = kGroupColumns * kTileRows / 2, kScaleBytes = kBlocks * 8 * 4, kZeroBytes = kBlocks * 8;
-    uint32_t words[kGroupUnits][2];
-    uint32_t scales[kBlocks];
-    uint32_t zeros[kBlocks];
-};
+// A lot's product, and its first tile there.
+struct Lot {
+    uint32_t segment, tile;
 
-// The activations of one group: those of lanes 0 to 3 are the row, all others' are zero.
-template <class T, int SHIFT>
-struct Activations {
-    static constexpr int kBlocks = kGroupUnits >> SHIFT;
-    uint32_t x[kGroupUnits][4];
-    float sums[kBlocks];  // over each block
-
-    NXRT_DEVICE void load(const uint8_t* from) {
-#pragma unroll
-        for (uint32_t u = 0; u < kGroupUnits; ++u) {
-            const auto v = load_vec<uint32_t, 4>(reinterpret_cast<const uint32_t*>(from + u * kUnit * 2));
-#pragma unroll
-            for (int j = 0; j < 4; ++j) x[u][j] = v[j];
+    NXRT_DEVICE Lot(const RowParams& p, uint32_t lot, bool halves) : segment(0), tile(lot - p.blocks) {
+        if (halves) {
+            for (;; ++segment) {
+                const Segment& s = p.segments[segment];
+                if (!s.halves) continue;
+                if (tile < s.tiles) return;
+                tile -= s.tiles;
+            }
         }
-        const uint32_t ones[4] = {Raw<T>::kOnes, Raw<T>::kOnes, Raw<T>::kOnes, Raw<T>::kOnes};
-        float part[kBlocks][4] = {};
-#pragma unroll
-        for (uint32_t f = 0; f < 2; ++f)
-#pragma unroll
-            for (uint32_t u = 0; u < kGroupUnits; ++u) add(part[u >> SHIFT], ones, u, f);
-#pragma unroll
-        for (int b = 0; b < kBlocks; ++b) sums[b] = part[b][0];
-    }
-
-    // Adds the product of a fragment with the activations of unit u that go with its fragment f.
-    NXRT_DEVICE void add(float (&to)[4], const uint32_t (&a)[4], uint32_t u, uint32_t f) const {
-        const uint32_t columns[2] = {x[u][2 * f], x[u][2 * f + 1]};
-        mma_m16n8k16<T>(to, a, columns);
-    }
-};
-
-// Adds a group's products for rows g and g + 8.
-template <class T, int SHIFT, bool BYTES>
-NXRT_DEVICE void multiply(float (&sum)[2], const Item<SHIFT, BYTES>& w, const Activations<T, SHIFT>& x) {
-    constexpr int kBlocks = kGroupUnits >> SHIFT;
-    float part[kBlocks][4] = {};
-#pragma unroll
-    for (uint32_t f = 0; f < 2; ++f)
-#pragma unroll
-        for (uint32_t u = 0; u < kGroupUnits; ++u) {
-            uint32_t a[4];
-            Raw<T>::decode(a, w.words[u][f]);
-            x.add(part[u >> SHIFT], a, u, f);
-        }
-#pragma unroll
-    for (int b = 0; b < kBlocks; ++b) {
-        const float2 scale = Pair<T>::floats(w.scales[b]);
-        const float low = BYTES ? static_cast<float>(w.zeros[b] & 0xf) : 8.0f, high = BYTES ? static_cast<float>(w.zeros[b] >> 4) : 8.0f;
-        sum[0] = fmaf(fmaf(-(Raw<T>::kLow + low), x.sums[b], part[b][0]), scale.x, sum[0]);
-        sum[1] = fmaf(fmaf(-(Raw<T>::kHigh + high), x.sums[b], part[b][2]), scale.y, sum[1]);
-    }
-}
-
-// A group of a tile of 16-bit weights at `from`, straight from memory.
-template <class T, int SHIFT>
-NXRT_DEVICE void multiply_halves(float (&sum)[2], const uint8_t* from, const Activations<T, SHIFT>& x) {
-    float part[4] = {};
-#pragma unroll
-    for (uint32_t c = 0; c < 2; ++c) {
-        uint32_t words[16];
-        load_chunk<16>(words, from + c * chunk_bytes<16>(), lane_id());
-#pragma unroll
-        for (uint32_t i = 0; i < 4; ++i) {
-            uint32_t a[4];
-            decode<T, 16>(a, words, static_cast<int>(i), Offsets{0, 0});
-            x.add(part, a, c * 2 + i / 2, i % 2);
-        }
-    }
-    sum[0] += part[0];
-    sum[1] += part[2];
-}
-
-// Where a warp's tiles of a lot are.
-template <class T, int SHIFT, bool BYTES, int TB>
-struct Feed {
-    using I = Item<SHIFT, BYTES>;
-    const RowParams& p;
-    uint32_t segment, local;  // the lot's product, and its first tile there
-    uint32_t halves;
-    const uint8_t* data[TB];  // this lane's; 16-bit weights: the tile's
-    const uint8_t* scales[TB];
-    const uint8_t* zeros[TB];
-    bool live[TB];
-
-    // `set`: the warp's place among those that share no tile.
-    NXRT_DEVICE void locate(uint32_t lot, uint32_t set) {
-        segment = 0;
 #pragma unroll
         for (uint32_t s = 1; s < kSegments; ++s)
-            if (s < p.count && !p.gated && lot >= p.first[s]) segment = s;
-        local = (lot - p.first[segment]) * p.per_lot;
-        halves = p.segments[segment].halves;
-#pragma unroll
-        for (int t = 0; t < TB; ++t) {
-            const Segment& s = p.segments[p.gated ? t : segment];
-            const uint32_t tile = local + (p.gated ? set : set * TB + t);
-            live[t] = tile < s.tiles;
-            const uint64_t at = uint64_t(live[t] ? tile : 0) * p.groups;
-            data[t] = halves ? s.data + at * (2 * chunk_bytes<16>()) : s.data + at * I::kBytes + lane_id() * 16;
-            scales[t] = static_cast<const uint8_t*>(s.scales) + at * I::kScaleBytes + lane_id() / 4 * 4;
-            if constexpr (BYTES) zeros[t] = static_cast<const uint8_t*>(s.zeros) + at * I::kZeroBytes + lane_id() / 4;
-        }
-    }
-
-    NXRT_DEVICE void load(I& to, int t, uint32_t group) const {
-        if (group >= p.groups || !live[t]) return;
-        if (halves) {
-            prefetch_l2(data[t] + uint64_t(group) * (2 * chunk_bytes<16>()) + lane_id() * (2 * chunk_bytes<16>() / kWarpSize));
-            return;
-        }
-        const uint8_t* words = data[t] + group * I::kBytes;
-#pragma unroll
-        for (uint32_t i = 0; i < 2; ++i) {
-            const auto v = load_stream<uint32_t, 4>(reinterpret_cast<const uint32_t*>(words + i * (I::kBytes / 2)));
-#pragma unroll
-            for (uint32_t j = 0; j < 4; ++j) to.words[i * 2 + j / 2][j % 2] = v[int(j)];
-        }
-#pragma unroll
-        for (int b = 0; b < I::kBlocks; ++b) {
-            const uint8_t* scale = scales[t] + group * I::kScaleBytes + b * 32;
-            to.scales[b] = load_stream<uint32_t, 1>(reinterpret_cast<const uint32_t*>(scale))[0];
-            if constexpr (BYTES) to.zeros[b] = load_stream<uint8_t, 1>(zeros[t] + group * I::kZeroBytes + b * 8)[0];
-        }
+            if (lot >= p.first[s]) segment = s;
+        tile = (lot - p.first[segment]) * p.per_lot;
     }
 };
 
-// A group of this warp's tile t of a lot, whatever its weights are.
-template <class T, int SHIFT, bool BYTES>
-NXRT_DEVICE void multiply_any(float (&sum)[2], const RowParams& p, const Item<SHIFT, BYTES>& item, uint32_t segment, uint32_t tile,
-                              uint32_t group, const Activations<T, SHIFT>& x) {
-    const Segment& s = p.segments[segment];
-    if (!s.halves) {
-        multiply<T, SHIFT, BYTES>(sum, item, x);
-    } else if (tile < s.tiles) {
-        multiply_halves<T, SHIFT>(sum, s.data + (uint64_t(tile) * p.groups + group) * (2 * chunk_bytes<16>()), x);
+// A warp's place, and its ring of D items: TB tiles (2: the gated pair) of one slice. In a stage the tiles' weights lie first,
+// then each one's scales and zero points. A block of 4-bit weights is kUnit << SHIFT columns; BYTES: with zero points, not 8.
+template <uint32_t TB, uint32_t D, uint32_t SHIFT, bool BYTES>
+struct Ring {
+    static constexpr uint32_t kTiles = TB, kDepth = D, kShift = SHIFT;
+    static constexpr bool kBytes = BYTES;
+    static constexpr uint32_t kScaleBytes = kSlice >> SHIFT, kZeroBytes = BYTES ? kScaleBytes / 4 : 0;
+    static constexpr uint32_t kRestBytes = kScaleBytes + kZeroBytes, kStageBytes = TB * (kPieceBytes + kRestBytes);
+    const RowParams& p;
+    uint32_t lane, set, way;
+    bool halves;
+    uint8_t *stages, *stage;  // the first, and the one whose turn it is: this lane's bytes
+    // The next item: its lot, round, and (16-bit weights) which of the set's pieces of the slice; its first column, and where
+    // this lane's bytes of it are.
+    uint32_t lot, round, repeat, repeats, column;
+    const uint8_t *data[TB], *scales[TB], *zeros[TB];
+
+    NXRT_DEVICE Ring(const RowParams& params, uint8_t* shared) : p(params), lane(lane_id()) {
+        set = (warp_id() * p.along_reciprocal) >> 16;
+        way = warp_id() - set * p.along;
+        halves = blockIdx.x >= p.blocks;
+        stages = stage = shared + warp_id() * (D * kStageBytes) + lane * 16;
+        repeats = D > 1 && halves ? (kPieces + p.sets - 1) / p.sets : 1;
+        lot = blockIdx.x;
+        locate(Lot(p, lot, halves));
     }
-}
+
+    // To the first item of a lot.
+    NXRT_DEVICE void locate(const Lot& of) {
+        round = repeat = 0;
+        column = way * kSlice;
+#pragma unroll
+        for (uint32_t b = 0; b < TB; ++b) {
+            const Segment& s = p.segments[TB == 2 ? b : of.segment];
+            // What lies past the last tile is multiplied, but not stored.
+            const uint64_t tile = min(of.tile + (halves ? 0 : set), s.tiles - 1);
+            const uint32_t piece = halves ? way * kPieces + set : way;
+            data[b] = s.data + tile * (p.k * (halves ? 32 : 8)) + piece * kPieceBytes + lane * 16;
+            scales[b] = static_cast<const uint8_t*>(s.scales) + tile * (p.k >> SHIFT) + way * kScaleBytes + lane * 16;
+            zeros[b] = static_cast<const uint8_t*>(s.zeros) + tile * (p.k >> (2 + SHIFT)) + way * kZeroBytes + lane * 16;
+        }
+    }
+
+    // Whether another lot begins.
+    NXRT_DEVICE bool advance() {
+        if (++repeat < repeats) {
+            data[0] += p.sets * kPieceBytes;
+            return false;
+        }
+        if (++round == p.rounds) {
+            lot += p.blocks;
+            if (!halves && lot < p.lots) locate(Lot(p, lot, false));
+            return true;
+        }
+        column += p.along * kSlice;
+#pragma unroll
+        for (uint32_t b = 0; b < TB; ++b) {
+            data[b] += (halves ? p.along * kPieces - (repeats - 1) * p.sets : p.along) * kPieceBytes;
+            scales[b] += p.along * kScaleBytes;
+            zeros[b] += p.along * kZeroBytes;
+        }
+        repeat = 0;
+        return false;
+    }
+
+    // The next stage's turn.
+    NXRT_DEVICE void turn() {
+        stage += kStageBytes;
+        if (stage == stages + D * kStageBytes) stage = stages;
+    }
+
+    // Starts the next item's copies, those of what lies past column K being zeros, and moves on.
+    NXRT_DEVICE void load() {
+        if (halves) {
+            const uint32_t piece = repeat * p.sets + set;
+#pragma unroll
+            for (uint32_t i = 0; i < 4; ++i)
+                cp_async_16(stage + i * 512, data[0] + i * 512, piece < kPieces && column + piece * kChunk < p.k);
+        } else {
+#pragma unroll
+            for (uint32_t b = 0; b < TB; ++b) {
+#pragma unroll
+                for (uint32_t i = 0; i < 4; ++i)
+                    cp_async_16(stage + b * kPieceBytes + i * 512, data[b] + i * 512, column + i / 2 * kGroupColumns < p.k);
+                uint8_t* const rest = stage + TB * kPieceBytes + b * kRestBytes;
+                if (lane * 16 < kScaleBytes) cp_async_16(rest, scales[b], column + (lane * 16 << SHIFT) < p.k);
+                if constexpr (BYTES) {
+                    const bool valid = column + (lane * 64 << SHIFT) < p.k;
+                    if (lane * 16 < kZeroBytes) cp_async_16(rest + kScaleBytes, zeros[b], valid);
+                }
+            }
+        }
+        if (D > 1) advance();
+    }
+};
 
 // ---- the row ----
 
-// The inverse of the row's root mean square from each thread's sum of squares. `shared32` is free again after the next barrier.
-NXRT_DEVICE float inverse_norm(const RowParams& p, float squares, float* shared32) {
-    return rsqrtf(fmaf(quick_block_sum(squares, shared32), p.inverse_k, p.epsilon));
-}
+// A slice of the row as second operand: this lane's eight columns of unit g. Of units 2 t and 2 t + 1, the sum and the power of
+// two that their columns were divided by.
+struct alignas(16) Slice {
+    uint32_t x[4];
+    float sums[2], factors[2];
+};
 
-// The row to shared memory, V elements a thread: all that depends on the kernel in front of this one begins here.
-template <class T, int V>
-NXRT_DEVICE void stage(const RowParams& p, T* to, float* shared32) {
-    const uint32_t at = threadIdx.x * V;
-    const bool live = at < p.k;
-    Vec<T, V> factor = {}, x = {}, skip = {};
-    if (live && p.norm) factor = load_vec<T, V>(static_cast<const T*>(p.gamma) + at);
-    grid_dependency_wait();
-    if (live) x = load_vec<T, V>(static_cast<const T*>(p.x) + at);
-    if (live && p.skip) skip = load_vec<T, V>(static_cast<const T*>(p.skip) + at);
-    grid_dependency_launch();
-    if (!p.norm) {
-        if (live) store_vec<T, V>(to + at, x);
-        return;
-    }
-    float v[V], squares = 0;
-#pragma unroll
-    for (int j = 0; j < V; ++j) {
-        v[j] = to_float(x[j]) + (p.skip ? to_float(skip[j]) : 0.0f);
-        squares = fmaf(v[j], v[j], squares);
-    }
-    const float inverse = inverse_norm(p, squares, shared32);
-    Vec<T, V> sum, scaled;
-#pragma unroll
-    for (int j = 0; j < V; ++j) {
-        sum[j] = from_float<T>(v[j]);
-        scaled[j] = from_float<T>(v[j] * (inverse * to_float(factor[j])));
-    }
-    if (live) store_vec<T, V>(to + at, scaled);
-    if (live && p.sum && blockIdx.x == 0) store_vec<T, V>(static_cast<T*>(p.sum) + at, sum);
-}
-
-// The same for a row of more than eight elements a thread: it is read twice.
+// Eight elements of a row, from `at` on.
 template <class T>
-NXRT_DEVICE void stage_long(const RowParams& p, T* to, float* shared32) {
-    grid_dependency_wait();
-    grid_dependency_launch();
-    auto element = [&](uint32_t i) {
-        return to_float(static_cast<const T*>(p.x)[i]) + (p.skip ? to_float(static_cast<const T*>(p.skip)[i]) : 0.0f);
-    };
-    float squares = 0, inverse = 1;
-    for (uint32_t i = threadIdx.x; p.norm && i < p.k; i += blockDim.x) squares += element(i) * element(i);
-    if (p.norm) inverse = inverse_norm(p, squares, shared32);
-    for (uint32_t i = threadIdx.x; i < p.k; i += blockDim.x) {
-        const float v = element(i);
-        if (p.sum && blockIdx.x == 0) static_cast<T*>(p.sum)[i] = from_float<T>(v);
-        to[i] = from_float<T>(p.norm ? v * (inverse * to_float(static_cast<const T*>(p.gamma)[i])) : v);
+NXRT_DEVICE Vec<uint32_t, 4> load_eight(const void* row, uint32_t at) {
+    return load_vec<uint32_t, 4>(reinterpret_cast<const uint32_t*>(static_cast<const T*>(row) + at));
+}
+
+// Of x, with skip.
+template <class T>
+NXRT_DEVICE void load_row(float2 (&v)[4], const RowParams& p, uint32_t at, bool inside) {
+    Vec<uint32_t, 4> x = {}, skip = {};
+    if (inside) x = load_eight<T>(p.x, at);
+    if (inside && p.skip) skip = load_eight<T>(p.skip, at);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+        const float2 a = Pair<T>::floats(x[i]), b = Pair<T>::floats(skip[i]);
+        v[i] = make_float2(a.x + b.x, a.y + b.y);
     }
 }
 
+// The slice at column `at` of this lane, `gamma` times the row. Not normalised yet, its products could leave a half's range: so
+// each unit comes down to below 2.
 template <class T>
-NXRT_DEVICE void stage_any(const RowParams& p, T* to, float* shared32) {
-    if (p.k <= blockDim.x * 2) {
-        stage<T, 2>(p, to, shared32);
-    } else if (p.k <= blockDim.x * 4) {
-        stage<T, 4>(p, to, shared32);
-    } else if (p.k <= blockDim.x * 8) {
-        stage<T, 8>(p, to, shared32);
+NXRT_DEVICE Slice prepare(const RowParams& p, uint32_t at, const Vec<uint32_t, 4>& gamma) {
+    const bool inside = at < p.k;
+    const uint32_t t = lane_id() % 4;
+    Slice to;
+    if (!p.gamma) {
+        Vec<uint32_t, 4> x = {};
+        if (inside) x = load_eight<T>(p.x, at);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) to.x[i] = x[i];
+        to.factors[0] = to.factors[1] = 1;
     } else {
-        stage_long<T>(p, to, shared32);
+        float2 v[4];
+        load_row<T>(v, p, at, inside);
+        float most = 1e-30f;
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            const float2 factor = Pair<T>::floats(gamma[i]);
+            v[i] = make_float2(v[i].x * factor.x, v[i].y * factor.y);
+            most = fmaxf(most, fmaxf(fabsf(v[i].x), fabsf(v[i].y)));
+        }
+        most = fmaxf(most, __shfl_xor_sync(kFullMask, most, 1));
+        most = fminf(fmaxf(most, __shfl_xor_sync(kFullMask, most, 2)), 1e30f);
+        const uint32_t exponent = __float_as_uint(most) & 0x7f800000u;
+        const float down = __uint_as_float((254u << 23) - exponent);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) to.x[i] = as_word(Pair<T>::from_floats(v[i].x * down, v[i].y * down));
+        to.factors[0] = __uint_as_float(__shfl_sync(kFullMask, exponent, static_cast<int>(t * 8)));
+        to.factors[1] = __uint_as_float(__shfl_sync(kFullMask, exponent, static_cast<int>(t * 8 + 4)));
+    }
+    const uint32_t ones[4] = {Raw<T>::kOnes, Raw<T>::kOnes, Raw<T>::kOnes, Raw<T>::kOnes};
+    float c[4] = {};
+    mma_m16n8k16<T>(c, ones, {to.x[0], to.x[1]});
+    mma_m16n8k16<T>(c, ones, {to.x[2], to.x[3]});
+    to.sums[0] = c[0];
+    to.sums[1] = c[1];
+    return to;
+}
+
+// The inverse of the row's root mean square, and the sum of x and skip, by one warp.
+template <class T>
+NXRT_DEVICE void measure(const RowParams& p, float* inverse) {
+    grid_dependency_ready();
+    float squares = 0;
+#pragma unroll 4
+    for (uint32_t at = lane_id() * 8; at < p.k; at += kWarpSize * 8) {
+        float2 v[4];
+        load_row<T>(v, p, at, true);
+        Vec<uint32_t, 4> sum;
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            squares = fmaf(v[i].x, v[i].x, fmaf(v[i].y, v[i].y, squares));
+            sum[i] = as_word(Pair<T>::from_floats(v[i].x, v[i].y));
+        }
+        if (p.sum && blockIdx.x == 0) store_vec<uint32_t, 4>(reinterpret_cast<uint32_t*>(static_cast<T*>(p.sum) + at), sum);
+    }
+    squares = warp_sum(squares);
+    if (lane_id() == 0) *inverse = rsqrtf(fmaf(squares, p.inverse_k, p.epsilon));
+}
+
+// ---- products ----
+
+// Adds an item's products: of each tile, rows g and g + 8 with units 2 t and 2 t + 1.
+template <class T, class R>
+NXRT_DEVICE void multiply(float (&sum)[R::kTiles][2], const R& ring, const Slice& x) {
+    constexpr uint32_t TB = R::kTiles;
+    const uint32_t g = ring.lane / 4, t = ring.lane % 4;
+    float low[TB][2] = {}, high[TB][2] = {};
+#pragma unroll
+    for (uint32_t i = 0; i < 4; ++i)
+#pragma unroll
+        for (uint32_t b = 0; b < TB; ++b) {
+            const auto words = load_vec<uint32_t, 4>(reinterpret_cast<const uint32_t*>(ring.stage + b * kPieceBytes + i * 512));
+#pragma unroll
+            for (int u = 0; u < 2; ++u) {
+                float c[4] = {};
+                uint32_t a[4];
+                Raw<T>::decode(a, words[2 * u]);
+                mma_m16n8k16<T>(c, a, {x.x[0], x.x[1]});
+                Raw<T>::decode(a, words[2 * u + 1]);
+                mma_m16n8k16<T>(c, a, {x.x[2], x.x[3]});
+                // Unit 2 i + u meets itself in column 2 i + u alone.
+                if (t == i) {
+                    low[b][u] = c[u];
+                    high[b][u] = c[2 + u];
+                }
+            }
+        }
+#pragma unroll
+    for (uint32_t b = 0; b < TB; ++b)
+#pragma unroll
+        for (uint32_t u = 0; u < 2; ++u) {
+            const uint8_t* const rest = ring.stage - ring.lane * 16 + TB * kPieceBytes + b * R::kRestBytes;
+            const uint32_t pair = (2 * t + u) >> R::kShift << 3 | g;
+            const float2 scale = Pair<T>::floats(reinterpret_cast<const uint32_t*>(rest)[pair]);
+            const uint32_t zero = R::kBytes ? rest[R::kScaleBytes + pair] : 0x88;
+            const float offsets[2] = {Raw<T>::kLow + static_cast<float>(zero & 0xf),
+                                      Raw<T>::kHigh + static_cast<float>(zero >> 4)};
+            sum[b][0] = fmaf(fmaf(-offsets[0], x.sums[u], low[b][u]) * x.factors[u], scale.x, sum[b][0]);
+            sum[b][1] = fmaf(fmaf(-offsets[1], x.sums[u], high[b][u]) * x.factors[u], scale.y, sum[b][1]);
+        }
+}
+
+// The same for a piece of 16-bit weights.
+template <class T, class R>
+NXRT_DEVICE void multiply_halves(float (&sum)[R::kTiles][2], const R& ring, uint32_t piece, const Slice& x) {
+#pragma unroll
+    for (uint32_t u = 0; u < 2; ++u) {
+        float c[4] = {};
+#pragma unroll
+        for (uint32_t f = 0; f < 2; ++f) {
+            const auto words = load_vec<uint32_t, 4>(reinterpret_cast<const uint32_t*>(ring.stage + (u * 2 + f) * 512));
+            mma_m16n8k16<T>(c, {words[0], words[1], words[2], words[3]}, {x.x[2 * f], x.x[2 * f + 1]});
+        }
+        if (ring.lane % 4 == piece) {
+            sum[0][0] = fmaf(c[u], x.factors[u], sum[0][0]);
+            sum[0][1] = fmaf(c[2 + u], x.factors[u], sum[0][1]);
+        }
     }
 }
 
 // ---- the results ----
 
-// Floats from one row of a tile to the next: warps' sums side by side, whole vectors, in different banks.
-NXRT_DEVICE uint32_t sums_pitch(const RowParams& p) { return (p.along + 3) / 4 * 4 + 4; }
+// What the warps have of a block's outputs: for each lot, row and warp that shares it a float. Pitch: whole vectors.
+struct Sums {
+    float* at;
+    uint32_t ways, pitch, lot_rows;
 
-// Adds up what the warps have of each output of a lot, and stores it. Behind a barrier.
-template <class T>
-NXRT_DEVICE void finish(const RowParams& p, uint32_t segment, uint32_t local, const float* sums) {
-    const uint32_t pitch = sums_pitch(p);
-    for (uint32_t i = threadIdx.x; i < p.per_lot * kTileRows; i += blockDim.x) {
-        const uint32_t tile = i / kTileRows, n = (local + tile) * kTileRows + i % kTileRows;
-        auto total = [&](uint32_t of, const Segment& s) {
-            const float* from = sums + (of * kTileRows + i % kTileRows) * pitch;
-            float sum = s.bias && n < s.n ? to_float(static_cast<const T*>(s.bias)[n]) : 0.0f;
-            for (uint32_t w = 0; w < p.along; w += 4) {
-                const auto v = load_vec<float, 4>(from + w);
-#pragma unroll
-                for (uint32_t j = 0; j < 4; ++j) sum += w + j < p.along ? v[int(j)] : 0.0f;
-            }
-            return sum;
-        };
-        float y;
-        if (p.gated) {
-            const float gate = total(2 * tile, p.segments[0]);
-            y = gate / (1.0f + __expf(-gate)) * total(2 * tile + 1, p.segments[1]);
-        } else {
-            y = total(tile, p.segments[segment]);
-        }
-        if (n < p.segments[segment].n) static_cast<T*>(p.segments[segment].y)[n] = from_float<T>(y);
+    NXRT_DEVICE Sums(const RowParams& p, float* shared, bool halves) : at(shared) {
+        ways = halves ? p.along * p.sets : p.along;
+        pitch = (ways + 3) / 4 * 4;
+        lot_rows = halves ? kTileRows : p.per_lot * (p.gated ? 2 : 1) * kTileRows;
     }
+    // Ways that are none count as zero.
+    NXRT_DEVICE void clear(uint32_t lots) const {
+        for (uint32_t i = threadIdx.x; pitch != ways && i < lots * lot_rows * pitch; i += blockDim.x) at[i] = 0;
+    }
+    NXRT_DEVICE float total(uint32_t lot, uint32_t row) const {
+        const float* const from = at + (lot * lot_rows + row) * pitch;
+        float sum = 0;
+#pragma unroll 1
+        for (uint32_t w = 0; w < pitch; w += 4) {
+            const auto v = load_vec<float, 4>(from + w);
+            sum += (v[0] + v[1]) + (v[2] + v[3]);
+        }
+        return sum;
+    }
+};
+
+// Leaves tiles' sums over the lanes that share their rows, from row `row` on.
+template <uint32_t TB>
+NXRT_DEVICE void leave(float (&sum)[TB][2], const Sums& sums, uint32_t row, uint32_t way) {
+    const uint32_t g = lane_id() / 4, t = lane_id() % 4;
+#pragma unroll
+    for (uint32_t b = 0; b < TB; ++b) {
+        float own = t % 2 ? sum[b][1] : sum[b][0];
+        own += __shfl_xor_sync(kFullMask, t % 2 ? sum[b][0] : sum[b][1], 1);
+        own += __shfl_xor_sync(kFullMask, own, 2);
+        if (t < 2) sums.at[(row + b * kTileRows + g + 8 * t) * sums.pitch + way] = own;
+        sum[b][0] = sum[b][1] = 0;
+    }
+}
+
+// Output `i` of a lot, its sums being the block's `which`-th.
+template <class T>
+NXRT_DEVICE void finish(const RowParams& p, const Sums& sums, const Lot& lot, uint32_t which, uint32_t i, float inverse) {
+    const Segment& s = p.segments[lot.segment];
+    const uint32_t n = lot.tile * kTileRows + i;
+    if (n >= s.n) return;
+    auto value = [&](const Segment& of, uint32_t row) {
+        const float bias = of.bias ? to_float(static_cast<const T*>(of.bias)[n]) : 0.0f;
+        return fmaf(sums.total(which, row), inverse, bias);
+    };
+    float y;
+    if (p.gated) {
+        const uint32_t row = i / kTileRows * (2 * kTileRows) + i % kTileRows;
+        const float gate = value(p.segments[0], row);
+        y = gate / (1.0f + __expf(-gate)) * value(p.segments[1], row + kTileRows);
+    } else {
+        y = value(s, i);
+    }
+    static_cast<T*>(s.y)[n] = from_float<T>(y);
 }
 
 // ---- all of it ----
 
-// Dynamic shared memory: the row, 64 bytes, a group of zeros, then two times a lot's sums.
-template <class T, int SHIFT, bool BYTES, int TB, int GU>
-NXRT_DEVICE void row_products(const RowParams& p) {
-    NXRT_SHARED float shared32[kWarpSize];
-    NXRT_DYNAMIC_SHARED(uint8_t, staged);
-    const uint32_t set = warp_id() / p.along, way = warp_id() % p.along;
-    const uint32_t row_bytes = p.groups * kGroupColumns * 2 + 64;
-    float* const sums = reinterpret_cast<float*>(staged + row_bytes + kGroupColumns * 2);
-    const uint32_t lot_sums = p.per_lot * (p.gated ? 2 : 1) * kTileRows * sums_pitch(p);
-
-    Feed<T, SHIFT, BYTES, TB> feed{p};
-    feed.locate(blockIdx.x, set);
-    Item<SHIFT, BYTES> items[GU][TB];
-    // Weights are constant: they are on their way before the kernel in front has written x.
-#pragma unroll
-    for (int g = 0; g < GU; ++g)
-#pragma unroll
-        for (int t = 0; t < TB; ++t) feed.load(items[g][t], t, way + g * p.along);
-    const Vec<uint32_t, 4> none = {};
-    if (threadIdx.x < kGroupColumns / 8)
-        store_vec<uint32_t, 4>(reinterpret_cast<uint32_t*>(staged + row_bytes) + threadIdx.x * 4, none);
-    stage_any<T>(p, reinterpret_cast<T*>(staged), shared32);
-    __syncthreads();
-
-    // Lanes past the row read the zeros, whatever the group.
-    const bool first_row = lane_id() < 4;
-    const uint8_t* x = staged + (first_row ? 0 : row_bytes) + lane_id() % 4 * 16;
-    Activations<T, SHIFT> activations;
-    uint32_t loaded = ~0u, parity = 0;
-    for (uint32_t lot = blockIdx.x; lot < p.lots; lot += gridDim.x) {
-        const uint32_t segment = feed.segment, local = feed.local;
-        const bool more = lot + gridDim.x < p.lots;
-        float sum[TB][2] = {};
-        for (uint32_t round = 0; round < p.rounds; ++round) {
-            const bool last = round + 1 == p.rounds;
-            if (last && more) feed.locate(lot + gridDim.x, set);
-#pragma unroll
-            for (int g = 0; g < GU; ++g) {
-                const uint32_t group = way + (round * GU + g) * p.along;
-                if (group < p.groups && group != loaded) {
-                    activations.load(x + (first_row ? group * kGroupColumns * 2 : 0));
-                    loaded = group;
-                }
-#pragma unroll
-                for (int t = 0; t < TB; ++t) {
-                    const uint32_t tile = local + set * TB + t;
-                    if (group < p.groups) multiply_any<T, SHIFT, BYTES>(sum[t], p, items[g][t], segment, tile, group, activations);
-                    if (!last || more) feed.load(items[g][t], t, last ? way + g * p.along : group + GU * p.along);
-                }
-            }
+// A warp's items. `slices`: this lane's place for the row's slices, where there are several.
+template <class T, class R>
+NXRT_DEVICE void work(const RowParams& p, R& ring, const Sums& sums, uint32_t items, Slice* slices) {
+    constexpr uint32_t D = R::kDepth;
+    const uint32_t repeats = ring.repeats, column = ring.column + ring.lane * 8;
+#pragma unroll 1
+    for (uint32_t d = 0; d < D; ++d) {
+        if (d < items) ring.load();
+        cp_async_commit();
+        ring.turn();
+    }
+    auto factors = [&](uint32_t at) {
+        Vec<uint32_t, 4> gamma = {};
+        if (p.gamma && at < p.k) gamma = load_eight<T>(p.gamma, at);
+        return gamma;
+    };
+    const Vec<uint32_t, 4> gamma = factors(column);
+    grid_dependency_ready();
+    Slice x = prepare<T>(p, column, gamma);
+    if (D > 1 && p.rounds > 1) {
+        slices[0] = x;
+        for (uint32_t r = 1; r < p.rounds; ++r) {
+            const uint32_t at = column + r * p.along * kSlice;
+            slices[r * kWarpSize] = prepare<T>(p, at, factors(at));
         }
-        float* mine = sums + parity * lot_sums + (set * TB * kTileRows + lane_id() / 4) * sums_pitch(p) + way;
-        if (lane_id() % 4 == 0) {
-#pragma unroll
-            for (uint32_t t = 0; t < TB; ++t) {
-                mine[t * kTileRows * sums_pitch(p)] = sum[t][0];
-                mine[(t * kTileRows + 8) * sums_pitch(p)] = sum[t][1];
-            }
+    }
+    float sum[R::kTiles][2] = {};
+    uint32_t round = 0, repeat = 0, row = ring.halves ? 0 : ring.set * R::kTiles * kTileRows;
+    for (uint32_t i = 0; i < items; ++i) {
+        cp_async_wait<D - 1>();
+        __syncwarp();
+        if (D > 1 && p.rounds > 1) x = slices[round * kWarpSize];
+        if (ring.halves) multiply_halves<T>(sum, ring, repeat * p.sets + ring.set, x);
+        else multiply<T>(sum, ring, x);
+        if (D > 1 && i + D < items) {
+            __syncwarp();
+            ring.load();
         }
-        __syncthreads();
-        finish<T>(p, segment, local, sums + parity * lot_sums);
-        parity ^= 1;
+        cp_async_commit();
+        ring.turn();
+        if (D > 1 && ++repeat < repeats) continue;
+        repeat = 0;
+        if (D > 1 && ++round < p.rounds) continue;
+        round = 0;
+        leave(sum, sums, row, ring.halves ? warp_id() : ring.way);
+        row += sums.lot_rows;
     }
 }
 
-// `wide` takes two tiles a warp, `deep` two groups.
-#define ROW(block, shift, zeros, bytes, type, T)                                                                            \
-    NXRT_KERNEL_EARLY(row_wide_##block##_##zeros##_##type, RowParams, (row_products<T, shift, bytes, 2, 1>), 512) \
-    NXRT_KERNEL_EARLY(row_deep_##block##_##zeros##_##type, RowParams, (row_products<T, shift, bytes, 1, 2>), 512)
-#define ROWS(block, shift, type, T)               \
+// D = 1: each warp has one item. Dynamic shared memory: the rings, 16 bytes, the sums, and the slices of warps with several.
+template <class T, class R>
+NXRT_DEVICE void row_products(const RowParams& p) {
+    constexpr uint32_t D = R::kDepth;
+    NXRT_DYNAMIC_SHARED(uint8_t, shared);
+    const uint32_t workers = p.along * p.sets;
+    R ring(p, shared);
+    const bool halves = ring.halves;
+    const uint32_t lots = D == 1 || halves ? 1 : (p.lots - blockIdx.x + p.blocks - 1) / p.blocks;
+    float* const inverse = reinterpret_cast<float*>(shared + workers * (D * R::kStageBytes));
+    const Sums sums(p, inverse + 4, halves);
+    sums.clear(lots);
+    if (sums.pitch != sums.ways) __syncthreads();
+    if (warp_id() == workers) {
+        measure<T>(p, inverse);
+    } else {
+        Slice* const slices = reinterpret_cast<Slice*>(sums.at + lots * sums.lot_rows * sums.pitch);
+        const uint32_t items = D == 1 ? 1 : lots * p.rounds * ring.repeats;
+        work<T>(p, ring, sums, items, slices + warp_id() * p.rounds * kWarpSize + ring.lane);
+    }
+    __syncthreads();
+    const float scale = p.gamma ? *inverse : 1.0f;
+    const uint32_t rows = halves ? kTileRows : p.per_lot * kTileRows;
+    for (uint32_t i = threadIdx.x; i < rows * lots; i += blockDim.x) {
+        const uint32_t which = D == 1 ? 0 : i / rows;
+        finish<T>(p, sums, Lot(p, blockIdx.x + which * p.blocks, halves), which, i - which * rows, scale);
+    }
+}
+
+// `once` is for warps of one item, `ring` for others; `gated` ones take two products' tiles side by side.
+#define ROW(block, shift, zeros, bytes, type, T)                                                                          \
+    NXRT_KERNEL_EARLY(row_once_##block##_##zeros##_##type, RowParams, (row_products<T, Ring<1, 1, shift, bytes>>), 544)   \
+    NXRT_KERNEL_EARLY(row_ring_##block##_##zeros##_##type, RowParams, (row_products<T, Ring<1, 4, shift, bytes>>), 544)   \
+    NXRT_KERNEL_EARLY(row_gated_once_##block##_##zeros##_##type, RowParams, (row_products<T, Ring<2, 1, shift, bytes>>), 288) \
+    NXRT_KERNEL_EARLY(row_gated_ring_##block##_##zeros##_##type, RowParams, (row_products<T, Ring<2, 4, shift, bytes>>), 288)
+#define ROWS(block, shift, type, T)          \
     ROW(block, shift, plain, false, type, T) \
     ROW(block, shift, bytes, true, type, T)
 

@@ -1,19 +1,28 @@
-//! The kernel for products of one row (`row.cu`): how a block's warps share the work, and its parameters.
+//! The kernels for products of one row (`row.cu`): how blocks and warps share the work, and their parameters.
 //!
-//! A lot is the tiles of one product that a block takes at once; `along` warps share a tile's groups of columns.
+//! A slice is 256 columns, a tile 16 outputs. A lot is the tiles of one product (gated: of two) that a block's warps take at
+//! once; `along` warps share a tile's slices. An item is a warp's tile (gated: two) for one slice.
 
 use super::{MOST, Segment};
 use crate::cuda::{ConstantProduct, DevPtr, Device};
 use crate::kernel_params;
+use crate::quant::nbits::ZeroPoint;
 use abi::Result;
 use abi::cuda::{Function, LaunchShape};
 
-/// Warps of a block at most: with 128 registers a thread, all that a multiprocessor holds.
-const WARPS: usize = 16;
+/// Items of a warp that are under way at once, where it has several (`Ring`).
+const DEPTH: usize = 4;
 /// Rows of a tile (`kTileRows`).
 const TILE: usize = 16;
-/// Columns of a group (`kGroupColumns`).
-const GROUP: usize = 128;
+/// Columns of a slice (`kSlice`).
+const SLICE: usize = 256;
+/// Bytes of a tile's 4-bit weights for a slice (`kPieceBytes`), and of a warp's prepared slice of the row.
+const PIECE: usize = 2048;
+const PREPARED: usize = 1024;
+/// Tiles of 16-bit weights are multiplied by quarters of slices (`kPieces`).
+const PIECES: usize = 4;
+/// No product's first lot.
+const NONE: u32 = u32::MAX;
 
 kernel_params! {
     /// As in `row.cu`.
@@ -22,19 +31,19 @@ kernel_params! {
         pub skip: DevPtr,
         pub gamma: DevPtr,
         pub sum: DevPtr,
-        lots: u32,
-        count: u32,
         k: u32,
-        groups: u32,
         along: u32,
-        per_lot: u32,
+        along_reciprocal: u32,
+        sets: u32,
         rounds: u32,
-        norm: u32,
+        per_lot: u32,
+        lots: u32,
+        blocks: u32,
         gated: u32,
         epsilon: f32,
         inverse_k: f32,
         pad: u32,
-        /// Each product's first lot among those of all.
+        /// Each 4-bit product's first lot among those of all.
         first: [u32; MOST],
         pub(super) segments: [Segment; MOST],
     }
@@ -47,15 +56,32 @@ pub struct Row {
     pub params: RowParams,
 }
 
-/// How a block's warps share the work.
+/// What is to be shared.
+struct Work {
+    /// Tiles of each 4-bit product; gated: of one of the pair.
+    tiles: Vec<usize>,
+    /// Tiles of 16-bit weights, in all.
+    halves: usize,
+    slices: usize,
+    gated: bool,
+    /// Bytes of a stage of a warp's ring.
+    stage: usize,
+    /// Whether a warp more makes the row's norm.
+    norm: bool,
+}
+
+/// How blocks and warps share it.
 #[derive(Debug, Clone, Copy, PartialEq)]
 struct Split {
-    /// Tiles a warp (gated: of both products together) and groups of each that it takes at once: 2 and 1, or 1 and 2.
-    tiles: usize,
     along: usize,
-    /// Warps that share no tile.
+    /// Of `along` warps.
     sets: usize,
-    grid: usize,
+    depth: usize,
+    /// Slices that a warp takes of a tile.
+    rounds: usize,
+    lots: usize,
+    /// Blocks that share the lots.
+    blocks: usize,
 }
 
 impl Row {
@@ -71,109 +97,139 @@ impl Row {
         gated: bool,
     ) -> Result<Option<Self>> {
         let Some(kind) = kernel.strip_prefix("lean_") else { return Ok(None) };
+        let Some(work) = Work::of(products, norm.is_some(), gated) else { return Ok(None) };
+        let (sms, limit) = (device.multiprocessors() as usize, device.shared_limit() as usize);
+        let Some(split) = Split::best(&work, sms, limit) else { return Ok(None) };
         let k = products[0].weights.k();
-        let (tiles, groups) = (tiles(products, gated), k / GROUP);
-        if gated && (products[0].weights.n() != products[1].weights.n() || products.iter().any(|p| p.layout.is_none()))
-        {
-            return Ok(None);
-        }
-        let split = Split::best(&tiles, groups, gated, device.multiprocessors() as usize);
-        let per_lot = split.per_lot(gated);
-        let pitch = split.along.next_multiple_of(4) + 4;
-        let sums = 2 * per_lot * (1 + usize::from(gated)) * TILE * pitch * size_of::<f32>();
-        let shared = (k * 2 + 64 + GROUP * 2 + sums) as u32;
-        if shared + 1024 > device.shared_limit() {
-            return Ok(None);
-        }
-        let way = if split.tiles == 2 { "wide" } else { "deep" };
-        let function = device.function("fuse_products_row", &format!("row_{way}_{kind}"))?;
-        let at_once = 3 - split.tiles;
+        let way = if gated { "row_gated" } else { "row" };
+        let depth = if split.depth == 1 { "once" } else { "ring" };
+        let function = device.function("fuse_products_row", &format!("{way}_{depth}_{kind}"))?;
         let mut params = RowParams {
             x: DevPtr::NULL,
             skip: DevPtr::NULL,
             gamma: DevPtr::NULL,
             sum: DevPtr::NULL,
-            lots: 0,
-            count: products.len() as u32,
             k: k as u32,
-            groups: groups as u32,
             along: split.along as u32,
-            per_lot: per_lot as u32,
-            rounds: groups.div_ceil(split.along * at_once) as u32,
-            norm: u32::from(norm.is_some()),
+            along_reciprocal: (65536 / split.along + 1) as u32,
+            sets: split.sets as u32,
+            rounds: split.rounds as u32,
+            per_lot: split.sets as u32,
+            lots: split.lots as u32,
+            blocks: split.blocks as u32,
             gated: u32::from(gated),
             epsilon: norm.unwrap_or(0.0),
             inverse_k: 1.0 / k as f32,
             pad: 0,
-            first: [0; MOST],
+            first: [NONE; MOST],
             segments: [Segment::default(); MOST],
         };
+        let mut lots = 0;
         for (i, product) in products.iter().enumerate() {
             params.segments[i] = Segment::of(product);
-            if !(gated && i > 0) {
-                params.first[i] = params.lots;
-                params.lots += params.segments[i].tiles.div_ceil(per_lot as u32);
+            if product.layout.is_some() && !(gated && i > 0) {
+                params.first[i] = lots;
+                lots += params.segments[i].tiles.div_ceil(split.sets as u32);
             }
         }
-        let threads = (32 * split.along * split.sets) as u32;
-        let shape = LaunchShape { grid: [split.grid as u32, 1, 1], block: [threads, 1, 1], shared, overlap: true };
+        let threads = 32 * (split.workers() + usize::from(work.norm));
+        let shape = LaunchShape {
+            grid: [(split.blocks + work.halves) as u32, 1, 1],
+            block: [threads as u32, 1, 1],
+            shared: split.shared(&work) as u32,
+            overlap: true,
+        };
         Ok(Some(Self { function, shape, params }))
     }
 }
 
-/// Tiles of each product that has lots of its own.
-fn tiles(products: &[ConstantProduct], gated: bool) -> Vec<usize> {
-    let own = if gated { 1 } else { products.len() };
-    products[..own].iter().map(|p| p.weights.tiles()).collect()
+impl Work {
+    /// `None` when the kernels cannot.
+    fn of(products: &[ConstantProduct], norm: bool, gated: bool) -> Option<Self> {
+        let k = products[0].weights.k();
+        let layout = products.iter().find_map(|p| p.layout)?;
+        let bytes = layout.zero_point == ZeroPoint::Bytes;
+        // Zero points are copied 16 bytes at a time: two blocks.
+        if bytes && !k.is_multiple_of(2 * layout.block) {
+            return None;
+        }
+        let unlike = products[0].weights.n() != products[products.len() - 1].weights.n();
+        if gated && (unlike || products.iter().any(|p| p.layout.is_none())) {
+            return None;
+        }
+        let own = if gated { 1 } else { products.len() };
+        let of = |packed: bool| products[..own].iter().filter(move |p| p.layout.is_some() == packed);
+        let blocks = SLICE / layout.block;
+        Some(Self {
+            tiles: of(true).map(|p| p.weights.tiles()).collect(),
+            halves: of(false).map(|p| p.weights.tiles()).sum(),
+            slices: k.div_ceil(SLICE),
+            gated,
+            stage: (1 + usize::from(gated)) * (PIECE + blocks * 32 + if bytes { blocks * 8 } else { 0 }),
+            norm,
+        })
+    }
 }
 
 impl Split {
-    /// The cheapest by [`Self::cycles`].
-    fn best(tiles: &[usize], groups: usize, gated: bool, sms: usize) -> Self {
-        let ways = if gated { &[2][..] } else { &[2, 1] };
+    /// The cheapest by [`Self::cycles`] of those that fit `limit` bytes of shared memory.
+    fn best(work: &Work, sms: usize, limit: usize) -> Option<Self> {
+        let warps = if work.gated { 8 } else { 16 };
         let mut best: Option<(f64, Self)> = None;
-        for &way in ways {
-            for along in 1..=WARPS.min(groups) {
-                for sets in 1..=WARPS / along {
-                    let split = Self { tiles: way, along, sets, grid: 0 }.on(tiles, gated, sms);
-                    let cycles = split.cycles(tiles, groups, gated);
-                    if best.is_none_or(|(least, _)| cycles < least) {
-                        best = Some((cycles, split));
-                    }
+        for along in 1..=warps.min(work.slices) {
+            for (sets, depth, held) in (1..=warps / along).flat_map(|s| [(s, 1, 1), (s, DEPTH, 1), (s, DEPTH, 2)]) {
+                let Some(split) = Self::new(work, along, sets, depth, sms * held) else { continue };
+                if held * (split.shared(work) + 1024) > limit || (held > 1 && along * sets > warps / 2 && !work.gated) {
+                    continue;
+                }
+                let cycles = split.cycles(work, sms);
+                if best.is_none_or(|(least, _)| cycles < least) {
+                    best = Some((cycles, split));
                 }
             }
         }
-        // `groups` is one at least, so that there was a way.
-        best.map_or(Self { tiles: 2, along: 1, sets: 1, grid: 1 }, |(_, split)| split)
+        best.map(|(_, split)| split)
     }
 
-    fn per_lot(&self, gated: bool) -> usize {
-        if gated { self.sets } else { self.sets * self.tiles }
+    /// With as many blocks, `most` of them, as make the fewest rounds over the lots. `None` for warps of several items at
+    /// depth 1.
+    fn new(work: &Work, along: usize, sets: usize, depth: usize, most: usize) -> Option<Self> {
+        let lots: usize = work.tiles.iter().map(|n| n.div_ceil(sets)).sum();
+        let rounds = work.slices.div_ceil(along);
+        let turns = lots.div_ceil(most);
+        if depth == 1 && (rounds > 1 || turns > 1 || (work.halves > 0 && sets < PIECES)) {
+            return None;
+        }
+        Some(Self { along, sets, depth, rounds, lots, blocks: lots.div_ceil(turns.max(1)) })
     }
 
-    fn lots(&self, tiles: &[usize], gated: bool) -> usize {
-        tiles.iter().map(|n| n.div_ceil(self.per_lot(gated))).sum()
+    fn workers(&self) -> usize {
+        self.along * self.sets
     }
 
-    /// With as many blocks as make the fewest rounds over the lots, one a multiprocessor.
-    fn on(self, tiles: &[usize], gated: bool, sms: usize) -> Self {
-        let lots = self.lots(tiles, gated).max(1);
-        let rounds = lots.div_ceil(sms);
-        Self { grid: lots.div_ceil(rounds), ..self }
+    /// Lots of a block.
+    fn turns(&self) -> usize {
+        self.lots.div_ceil(self.blocks.max(1))
     }
 
-    /// Cycles of the longest block, roughly, as measured on an H200: a warp's group of activations takes about 70
-    /// instructions, its product with a tile 110, the end of a lot 400 cycles; four schedulers share the warps.
-    fn cycles(&self, tiles: &[usize], groups: usize, gated: bool) -> f64 {
-        let rounds = self.lots(tiles, gated).div_ceil(self.grid) as f64;
-        let at_once = (3 - self.tiles) as f64;
-        let mine = groups.div_ceil(self.along) as f64;
-        // The one group of a warp that has no other stays loaded.
-        let loads = if mine == 1.0 { 70.0 } else { 70.0 * mine * rounds };
-        let warps = (self.along * self.sets) as f64;
-        let work = (loads + rounds * mine * 110.0 * self.tiles as f64) * (warps / 4.0).max(1.0) / 0.85;
-        // What is under way at once hides the memory's latency.
-        work + rounds * 400.0 + rounds * mine / at_once * 300.0 / warps
+    /// Bytes of dynamic shared memory, as `row.cu` lays it out.
+    fn shared(&self, work: &Work) -> usize {
+        let rows = self.sets * (1 + usize::from(work.gated)) * TILE;
+        let sums = self.turns() * rows * self.along.next_multiple_of(4);
+        let halves = if work.halves > 0 { TILE * self.workers().next_multiple_of(4) } else { 0 };
+        let slices = if self.rounds > 1 { self.workers() * self.rounds * PREPARED } else { 0 };
+        self.workers() * self.depth * work.stage + 16 + sums.max(halves) * size_of::<f32>() + slices
+    }
+
+    /// Cycles of the busiest multiprocessor, roughly, as measured on an H200 (`BENCHMARKS.md`): what its warps issue, or
+    /// what one of them waits for, item after item.
+    fn cycles(&self, work: &Work, sms: usize) -> f64 {
+        let (issued, waited) = if work.gated { (130.0, 1100.0) } else { (70.0, 750.0) };
+        let items = (self.turns() * self.rounds) as f64;
+        let held = self.blocks.div_ceil(sms) as f64;
+        let issue = items * self.workers() as f64 * held * issued;
+        // A warp's further slices of the row wait in shared memory.
+        issue.max(items * waited) + (self.rounds - 1) as f64 * 600.0 + if self.depth > 1 { 300.0 } else { 0.0 }
     }
 }
 
@@ -181,17 +237,42 @@ impl Split {
 mod tests {
     use super::*;
 
+    fn work(tiles: &[usize], slices: usize, gated: bool) -> Work {
+        Work { tiles: tiles.to_vec(), halves: 0, slices, gated, stage: 2304 * (1 + usize::from(gated)), norm: true }
+    }
+
     #[test]
-    fn warps_share_the_work() {
-        // Tiles of 1024 columns: eight groups.
-        let split = Split::best(&[384, 128, 1, 1], 8, false, 132);
-        assert_eq!((split.tiles, split.along, split.sets), (2, 8, 2), "{split:?}");
-        for (tiles, groups, gated) in
-            [(vec![1], 1, false), (vec![64], 28, false), (vec![224], 8, true), (vec![15520], 8, false)]
-        {
-            let split = Split::best(&tiles, groups, gated, 132);
-            assert!(split.along * split.sets <= WARPS && split.grid >= 1 && split.grid <= 132, "{split:?}");
-            assert!(split.lots(&tiles, gated) * split.per_lot(gated) >= tiles.iter().sum(), "{split:?}");
+    fn small_products_are_one_item_a_warp() {
+        let of = |tiles: &[usize], slices, gated| {
+            let split = Split::best(&work(tiles, slices, gated), 132, 227 << 10).unwrap();
+            (split.along, split.sets, split.depth)
+        };
+        assert_eq!(of(&[384, 128], 4, false), (4, 4, 1));
+        assert_eq!(of(&[64], 8, false), (8, 1, 1));
+        assert_eq!(of(&[64], 14, false), (14, 1, 1));
+        assert_eq!(of(&[224], 4, true), (4, 2, 1));
+    }
+
+    #[test]
+    fn all_work_is_shared_within_the_memory() {
+        for (tiles, slices, gated) in [
+            (vec![1], 1, false),
+            (vec![15520], 4, false),
+            (vec![15520], 16, false),
+            (vec![256], 48, false),
+            (vec![896], 16, true),
+            (vec![1], 56, true),
+        ] {
+            let work = work(&tiles, slices, gated);
+            for (sms, limit) in [(132, 227 << 10), (108, 163 << 10), (20, 99 << 10)] {
+                let split = Split::best(&work, sms, limit).unwrap();
+                assert!(split.shared(&work) <= limit, "{split:?}");
+                assert!(
+                    split.along * split.rounds >= slices && split.blocks * split.turns() >= split.lots,
+                    "{split:?}"
+                );
+                assert!(split.lots * split.sets >= tiles.iter().sum() && split.workers() <= 16, "{split:?}");
+            }
         }
     }
 }
