@@ -41,7 +41,8 @@ impl Library {
         Ok(Arc::new(Self { context: context.clone(), handle, limits: Mutex::new(()) }))
     }
 
-    /// The kernel called `name`.
+    /// The kernel called `name`. All of them leave L1 the same share of a multiprocessor's memory, the least: a block waits for
+    /// a multiprocessor to be empty where its kernel wants another share than the one that runs there.
     pub fn function(self: &Arc<Self>, name: &str) -> Result<Function> {
         let _current = self.context.enter()?;
         let c_name = CString::new(name).map_err(|_| Error::Internal(format!("kernel name {name:?} has a NUL")))?;
@@ -51,6 +52,8 @@ impl Library {
         unsafe {
             call!(cuLibraryGetKernel(&mut kernel, self.handle, c_name.as_ptr())).map_err(|e| named(e, name))?;
             call!(cuKernelGetFunction(&mut handle, kernel)).map_err(|e| named(e, name))?;
+            let attribute = Attribute::CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT;
+            call!(cuFuncSetAttribute(handle, attribute, MOST_SHARED)).map_err(|e| named(e, name))?;
         }
         // SAFETY: the kernel is alive; the driver writes two sizes.
         match unsafe { call!(cuKernelGetParamInfo(kernel, 0, &mut offset, &mut parameter_bytes)) } {
@@ -94,6 +97,9 @@ fn words(image: &[u8]) -> Vec<u64> {
     };
     image.chunks(8).map(word).collect()
 }
+
+/// As much shared memory as there is, in percent (`CU_SHAREDMEM_CARVEOUT_MAX_SHARED`).
+const MOST_SHARED: i32 = 100;
 
 /// A kernel. Clones share it, and equal ones are the same kernel of the same library.
 #[derive(Clone)]
