@@ -478,7 +478,7 @@ NXRT_DEVICE void row_products(const RowParams& p) {
 // `once` is for warps of one item, `ring` for others; `gated` ones take two products' tiles side by side.
 #define ROW(block, shift, zeros, bytes, type, T)                                                                          \
     NXRT_KERNEL_EARLY(row_once_##block##_##zeros##_##type, RowParams, (row_products<T, Ring<1, 1, shift, bytes>>), 544)   \
-    NXRT_KERNEL_EARLY(row_ring_##block##_##zeros##_##type, RowParams, (row_products<T, Ring<1, 4, shift, bytes>>), 544)   \
+    NXRT_KERNEL_EARLY(row_ring_##block##_##zeros##_##type, RowParams, (row_products<T, Ring<1, 2, shift, bytes>>), 544)   \
     NXRT_KERNEL_EARLY(row_gated_once_##block##_##zeros##_##type, RowParams, (row_products<T, Ring<2, 1, shift, bytes>>), 288) \
     NXRT_KERNEL_EARLY(row_gated_ring_##block##_##zeros##_##type, RowParams, (row_products<T, Ring<2, 4, shift, bytes>>), 288)
 #define ROWS(block, shift, type, T)          \

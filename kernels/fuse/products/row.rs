@@ -10,8 +10,6 @@ use crate::quant::nbits::ZeroPoint;
 use abi::Result;
 use abi::cuda::{Function, LaunchShape};
 
-/// Items of a warp that are under way at once, where it has several (`Ring`).
-const DEPTH: usize = 4;
 /// Rows of a tile (`kTileRows`).
 const TILE: usize = 16;
 /// Columns of a slice (`kSlice`).
@@ -174,12 +172,17 @@ impl Work {
 impl Split {
     /// The cheapest by [`Self::cycles`] of those that fit `limit` bytes of shared memory.
     fn best(work: &Work, sms: usize, limit: usize) -> Option<Self> {
-        let warps = if work.gated { 8 } else { 16 };
+        // Items of a warp that are under way at once, where it has several, as in `row.cu`.
+        let (warps, ring) = if work.gated { (8, 4) } else { (16, 2) };
         let mut best: Option<(f64, Self)> = None;
         for along in 1..=warps.min(work.slices) {
-            for (sets, depth, held) in (1..=warps / along).flat_map(|s| [(s, 1, 1), (s, DEPTH, 1), (s, DEPTH, 2)]) {
+            let ways = |sets| [(sets, 1, 1), (sets, ring, 1), (sets, ring, 2), (sets, ring, 8), (sets, ring, 64)];
+            for (sets, depth, held) in (1..=warps / along).flat_map(ways) {
                 let Some(split) = Self::new(work, along, sets, depth, sms * held) else { continue };
-                if held * (split.shared(work) + 1024) > limit || (held > 1 && along * sets > warps / 2 && !work.gated) {
+                // A multiprocessor holds two blocks; more follow each other.
+                let beside = held.min(2);
+                let threads = along * sets * beside <= 16;
+                if !threads || beside * (split.shared(work) + 1024) > limit {
                     continue;
                 }
                 let cycles = split.cycles(work, sms);
@@ -228,8 +231,10 @@ impl Split {
         let items = (self.turns() * self.rounds) as f64;
         let held = self.blocks.div_ceil(sms) as f64;
         let issue = items * self.workers() as f64 * held * issued;
-        // A warp's further slices of the row wait in shared memory.
-        issue.max(items * waited) + (self.rounds - 1) as f64 * 600.0 + if self.depth > 1 { 300.0 } else { 0.0 }
+        // A warp's further slices of the row wait in shared memory; blocks past the second of a multiprocessor begin anew.
+        let slices = (self.rounds - 1) as f64 * 600.0;
+        let begins = (held - 2.0).max(0.0) * 1500.0;
+        issue.max(items * waited) + slices + begins + if self.depth > 1 { 300.0 } else { 0.0 }
     }
 }
 
@@ -251,6 +256,16 @@ mod tests {
         assert_eq!(of(&[64], 8, false), (8, 1, 1));
         assert_eq!(of(&[64], 14, false), (14, 1, 1));
         assert_eq!(of(&[224], 4, true), (4, 2, 1));
+    }
+
+    #[test]
+    fn large_products_stream_through_resident_blocks() {
+        for (tiles, slices, gated) in
+            [(15520, 4, false), (15520, 10, false), (768, 16, false), (256, 48, false), (768, 16, true)]
+        {
+            let split = Split::best(&work(&[tiles], slices, gated), 132, 227 << 10).unwrap();
+            assert!(split.depth > 1 && split.blocks <= 2 * 132 && split.workers() >= 5, "{split:?}");
+        }
     }
 
     #[test]
