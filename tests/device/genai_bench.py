@@ -1,4 +1,5 @@
-"""Times greedy onnxruntime-genai on a GPU: the prompt in ms, then tokens/s, for CUDA graphs by ORT (1) and without (0).
+"""Times greedy onnxruntime-genai on a GPU: the prompt in ms, then tokens/s, for CUDA graphs by ORT (1) and without (0), and for
+Runs that wait for their end, which is genai's default, and that do not.
 
     python tests/device/genai_bench.py MODEL_FOLDER [--ep-library LIBRARY]
 
@@ -7,6 +8,7 @@ machine, one after the other. Needs onnxruntime-genai-cuda and the CUDA librarie
 """
 
 import argparse
+import itertools
 import json
 import pathlib
 import time
@@ -44,17 +46,20 @@ def main() -> None:
     if given.ep_library:
         og.register_execution_provider_library("CUDAExecutionProvider", given.ep_library)
     vocabulary = json.loads((given.folder / "genai_config.json").read_text())["model"]["vocab_size"]
-    for graph in ("1", "0"):
+    for graph, waits in itertools.product("10", (True, False)):
         config = og.Config(str(given.folder))
         config.clear_providers()
         config.append_provider("cuda")
         config.set_provider_option("cuda", "enable_cuda_graph", graph)
+        entries = {} if waits else {"disable_synchronize_execution_providers": "1"}
+        config.overlay(json.dumps({"model": {"decoder": {"run_options": entries}}}))
         model = og.Model(config)
         for length in PROMPTS:
             prompt = np.random.default_rng(0).integers(10, min(vocabulary, 400), length, np.int32)
             runs = [once(model, prompt) for _ in range(REPEATS)]
             prefill, decode = min(ms for ms, _ in runs), max(rate for _, rate in runs)
-            print(f"enable_cuda_graph={graph} prompt={length}: {prefill:.1f} ms, {decode:.0f} tokens/s", flush=True)
+            how = f"enable_cuda_graph={graph} {'waits' if waits else 'does not wait'} prompt={length}"
+            print(f"{how}: {prefill:.1f} ms, {decode:.0f} tokens/s", flush=True)
 
 
 if __name__ == "__main__":

@@ -24,6 +24,7 @@ def main() -> None:
     parser.add_argument("--prompts", required=True, help="JSON: one token list a sequence")
     parser.add_argument("--append", help="JSON: more prompt tokens, appended after the first call")
     parser.add_argument("--tokens", type=int, default=16)
+    parser.add_argument("--synchronize", choices=("true", "false"), default="true", help="whether each Run waits for its end")
     parser.add_argument("--share", choices=("true", "false"), default="true")
     arguments = parser.parse_args()
 
@@ -41,6 +42,9 @@ def main() -> None:
         # No node may fall back to ORT's CPU EP unnoticed.
         entries = {"session.disable_cpu_ep_fallback": "1"}
         config.overlay(json.dumps({"model": {"decoder": {"session_options": entries}}}))
+    if arguments.synchronize == "false":
+        entries = {"disable_synchronize_execution_providers": "1"}
+        config.overlay(json.dumps({"model": {"decoder": {"run_options": entries}}}))
     model = og.Model(config)
 
     prompts = np.array(json.loads(arguments.prompts), np.int32)

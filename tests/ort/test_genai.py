@@ -116,6 +116,15 @@ def test_prompt_in_two_parts(fixture, rng):
     assert_greedy_by_ort_cpu(fixture, prompts, tokens)
 
 
+def test_runs_that_do_not_wait(fixture):
+    """genai's own kernels queue up behind a Run that has not ended."""
+    prompts = recorded_prompt(fixture)
+    for option in ("enable_cuda_graph=0", "enable_cuda_graph=1") if target.on_cuda() else (None,):
+        given = {"option": option} if option else {}
+        waits = generate(fixture, prompts, tokens=40, **given)
+        assert waits.tolist() == generate(fixture, prompts, tokens=40, synchronize="false", **given).tolist()
+
+
 def test_provider_options_pass_through(fixture, tier):
     if harness.oracles_only():
         return
