@@ -14,6 +14,11 @@ namespace nxrt {
 template <class T>
 NXRT_DEVICE void mma_m16n8k16(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]);
 
+// d += a b for a 16x8, b 8x8, d 16x8 as above, of f32 whose lowest 13 bits are ignored; with t = lane % 4,
+//   a[0] = A[g][t]   a[1] = A[g+8][t]   a[2] = A[g][t+4]   a[3] = A[g+8][t+4]
+//   b[0] = B[t][g]   b[1] = B[t+4][g]
+NXRT_DEVICE void mma_m16n8k8(float (&d)[4], const float (&a)[4], const float (&b)[2]);
+
 #ifdef NXRT_EMULATE
 
 template <>
@@ -23,6 +28,10 @@ NXRT_DEVICE void mma_m16n8k16<half>(float (&d)[4], const uint32_t (&a)[4], const
 template <>
 NXRT_DEVICE void mma_m16n8k16<bf16>(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
     emulate::mma_m16n8k16_bf16(d, a, b);
+}
+
+NXRT_DEVICE void mma_m16n8k8(float (&d)[4], const float (&a)[4], const float (&b)[2]) {
+    emulate::mma_m16n8k8_tf32(d, a, b);
 }
 
 NXRT_DEVICE void ldmatrix_x4(uint32_t (&r)[4], const void* row) { emulate::ldmatrix(r, 4, row, false); }
@@ -74,6 +83,13 @@ NXRT_DEVICE uint32_t shared_address(const void* p) { return static_cast<uint32_t
 NXRT_MMA_M16N8K16(half, "f16")
 NXRT_MMA_M16N8K16(bf16, "bf16")
 #undef NXRT_MMA_M16N8K16
+
+NXRT_DEVICE void mma_m16n8k8(float (&d)[4], const float (&a)[4], const float (&b)[2]) {
+    asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+                 : "r"(__float_as_uint(a[0])), "r"(__float_as_uint(a[1])), "r"(__float_as_uint(a[2])),
+                   "r"(__float_as_uint(a[3])), "r"(__float_as_uint(b[0])), "r"(__float_as_uint(b[1])));
+}
 
 // Matrices of 8 rows of 16 bytes in shared memory: lane i holds the address of row i % 8 of matrix i / 8 (lanes past the
 // last matrix are ignored), and gets in r[m] columns t, t+1 of row g of matrix m, or with _trans rows t, t+1 of column g.

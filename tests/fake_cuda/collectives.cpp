@@ -49,6 +49,22 @@ void unpack(uint32_t pair, float* to) {
     to[1] = widen(values[1]);
 }
 
+// d += a b for all lanes; `b` by columns.
+template <unsigned K>
+void add_product(Slot* slots, const float (&a)[16][K], const float (&b)[8][K]) {
+    for (unsigned lane = 0; lane < kWarp; ++lane) {
+        auto o = read<MmaOperands>(slots[lane]);
+        for (unsigned i = 0; i < 4; ++i) {
+            const float* row = a[lane / 4 + i / 2 * 8];
+            const float* column = b[lane % 4 * 2 + i % 2];
+            float sum = 0.0f;
+            for (unsigned k = 0; k < K; ++k) sum += row[k] * column[k];
+            o.d[i] += sum;
+        }
+        std::memcpy(slots[lane].bytes, &o, sizeof o);
+    }
+}
+
 template <class T>
 void finish_mma(Slot* slots, unsigned) {
     float a[16][16], b[8][16];
@@ -58,17 +74,25 @@ void finish_mma(Slot* slots, unsigned) {
         for (unsigned i = 0; i < 4; ++i) unpack<T>(o.a[i], &a[g + i % 2 * 8][t + i / 2 * 8]);
         for (unsigned i = 0; i < 2; ++i) unpack<T>(o.b[i], &b[g][t + i * 8]);
     }
+    add_product(slots, a, b);
+}
+
+float tf32(uint32_t bits) {
+    bits &= 0xffffe000u;
+    float x;
+    std::memcpy(&x, &bits, sizeof x);
+    return x;
+}
+
+void finish_mma_tf32(Slot* slots, unsigned) {
+    float a[16][8], b[8][8];
     for (unsigned lane = 0; lane < kWarp; ++lane) {
-        auto o = read<MmaOperands>(slots[lane]);
-        for (unsigned i = 0; i < 4; ++i) {
-            const float* row = a[lane / 4 + i / 2 * 8];
-            const float* column = b[lane % 4 * 2 + i % 2];
-            float sum = 0.0f;
-            for (unsigned k = 0; k < 16; ++k) sum += row[k] * column[k];
-            o.d[i] += sum;
-        }
-        std::memcpy(slots[lane].bytes, &o, sizeof o);
+        const auto o = read<MmaOperands>(slots[lane]);
+        const unsigned g = lane / 4, t = lane % 4;
+        for (unsigned i = 0; i < 4; ++i) a[g + i % 2 * 8][t + i / 2 * 4] = tf32(o.a[i]);
+        for (unsigned i = 0; i < 2; ++i) b[g][t + i * 4] = tf32(o.b[i]);
     }
+    add_product(slots, a, b);
 }
 
 // The calling lane's slot.
@@ -77,10 +101,10 @@ const Slot& own_slot(Collective kind, const void* value, unsigned bytes, Finish 
     return fiber.processor->collective(fiber, kind, value, bytes, finish, argument)[fiber.lane];
 }
 
-void mma(float* d, const uint32_t* a, const uint32_t* b, Collective kind, Finish finish) {
+void mma(float* d, const void* a, const void* b, Collective kind, Finish finish) {
     MmaOperands o;
-    std::copy(a, a + 4, o.a);
-    std::copy(b, b + 2, o.b);
+    std::memcpy(o.a, a, sizeof o.a);
+    std::memcpy(o.b, b, sizeof o.b);
     std::copy(d, d + 4, o.d);
     o = read<MmaOperands>(own_slot(kind, &o, sizeof o, finish));
     std::copy(o.d, o.d + 4, d);
@@ -118,6 +142,7 @@ void mma_m16n8k16_f16(float* d, const uint32_t* a, const uint32_t* b) {
 void mma_m16n8k16_bf16(float* d, const uint32_t* a, const uint32_t* b) {
     mma(d, a, b, Collective::kMmaBf16, finish_mma<__nv_bfloat16>);
 }
+void mma_m16n8k8_tf32(float* d, const float* a, const float* b) { mma(d, a, b, Collective::kMmaTf32, finish_mma_tf32); }
 
 void ldmatrix(uint32_t* r, unsigned matrices, const void* row, bool transposed) {
     const unsigned argument = matrices + (transposed ? 8 : 0);

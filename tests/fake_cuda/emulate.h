@@ -37,7 +37,7 @@ struct alignas(kSlotBytes) Slot {
     unsigned char bytes[kSlotBytes];
 };
 
-enum class Collective : unsigned char { kSync, kShuffle, kVote, kSum, kMax, kMmaF16, kMmaBf16, kLdmatrix };
+enum class Collective : unsigned char { kSync, kShuffle, kVote, kSum, kMax, kMmaF16, kMmaBf16, kMmaTf32, kLdmatrix };
 
 // The last lane to arrive runs this over the slots of all 32 lanes (0xFF bytes where the warp has no such lane).
 using Finish = void (*)(Slot* slots, unsigned argument);
@@ -60,6 +60,7 @@ NXRT_EMULATE_API float warp_sum(float x);
 NXRT_EMULATE_API float warp_max(float x);
 NXRT_EMULATE_API void mma_m16n8k16_f16(float* d, const uint32_t* a, const uint32_t* b);
 NXRT_EMULATE_API void mma_m16n8k16_bf16(float* d, const uint32_t* a, const uint32_t* b);
+NXRT_EMULATE_API void mma_m16n8k8_tf32(float* d, const float* a, const float* b);
 NXRT_EMULATE_API void ldmatrix(uint32_t* r, unsigned matrices, const void* row, bool transposed);
 // The copy takes place in cp_async_wait, so that a kernel that does not wait reads stale data.
 NXRT_EMULATE_API void cp_async_16(void* shared, const void* global, bool valid);

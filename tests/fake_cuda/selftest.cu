@@ -96,6 +96,17 @@ NXRT_DEVICE void product(const Params& p) {
     for (int i = 0; i < 4; ++i) out[(row + i / 2 * 8) * 8 + column + i % 2] = d[i];
 }
 
+// D = A B for A 16x8 (row major) and B 8x8 (row major), of tf32.
+NXRT_DEVICE void product_f32(const Params& p) {
+    const float *a = static_cast<const float*>(p.in), *b = a + 16 * 8;
+    const int row = int(threadIdx.x) / 4, t = int(threadIdx.x) % 4;
+    float d[4] = {};
+    mma_m16n8k8(d, {a[row * 8 + t], a[(row + 8) * 8 + t], a[row * 8 + t + 4], a[(row + 8) * 8 + t + 4]},
+                {b[t * 8 + row], b[(t + 4) * 8 + row]});
+    float* out = static_cast<float*>(p.out);
+    for (int i = 0; i < 4; ++i) out[(row + i / 2 * 8) * 8 + 2 * t + i % 2] = d[i];
+}
+
 // Copies with some chunks invalid; mode 1 does not wait for them.
 NXRT_DEVICE void zero_fill(const Params& p) {
     NXRT_DYNAMIC_SHARED(uint32_t, shared);
@@ -171,6 +182,7 @@ NXRT_KERNEL(warp_kernel, Params, warp_operations, 32)
 NXRT_KERNEL(reduce_kernel, Params, reductions, 1024)
 NXRT_KERNEL(product_f16, Params, (product<half>), 32)
 NXRT_KERNEL(product_bf16, Params, (product<bf16>), 32)
+NXRT_KERNEL(product_tf32, Params, product_f32, 32)
 NXRT_KERNEL(zero_fill_kernel, Params, zero_fill, 128)
 NXRT_KERNEL(bits_kernel, Params, bits, 256)
 NXRT_KERNEL(count_kernel, Params, count, 256)

@@ -90,6 +90,16 @@ def test_mma_through_shared_memory(ordered, kind):
     assert (ordered.download(out, np.empty((16, 8), np.float32)) == 2 * (a @ b)).all()
 
 
+def test_mma_of_tf32(ordered):
+    rng = np.random.default_rng(1)
+    a, b = rng.integers(-9, 9, (16, 8)) / 8, rng.integers(-9, 9, (8, 8)) / 8
+    # Bits that tf32 does not have change nothing.
+    data = np.concatenate([a.ravel(), b.ravel()]).astype(np.float32).view(np.uint32) | 0x1FFF
+    pointer, out = ordered.upload(data), ordered.alloc(16 * 8 * 4)
+    ordered.launch("product_tf32", 1, 32, Params(pointer, out))
+    assert (ordered.download(out, np.empty((16, 8), np.float32)) == a @ b).all()
+
+
 def test_asynchronous_copies(ordered):
     data = np.arange(128 * 4, dtype=np.uint32)
     pointer, out = ordered.upload(data), ordered.alloc(data.nbytes)
