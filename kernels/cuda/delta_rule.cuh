@@ -78,6 +78,27 @@ NXRT_DEVICE Span span(const DeltaParams& p, uint32_t sequence) {
     return {static_cast<uint32_t>(begin), static_cast<uint32_t>(end)};
 }
 
+// Tokens are numbered in chunks: a sequence's first chunk, such that no two sequences share one.
+NXRT_DEVICE uint32_t first_chunk(const Span& tokens, uint32_t sequence, uint32_t chunk_size) {
+    return tokens.begin / chunk_size + sequence;
+}
+NXRT_DEVICE uint32_t chunk_count(const DeltaParams& p, uint32_t chunk_size) {
+    return p.tokens / chunk_size + p.sequences;
+}
+
+// The tokens of a chunk, perhaps none.
+NXRT_DEVICE Span chunk_span(const DeltaParams& p, uint32_t chunk, uint32_t chunk_size) {
+    uint32_t sequence = 0;
+    for (uint32_t end = p.sequences; end - sequence > 1;) {
+        const uint32_t middle = sequence + (end - sequence) / 2;
+        if (first_chunk(span(p, middle), middle, chunk_size) <= chunk) sequence = middle;
+        else end = middle;
+    }
+    const Span tokens = span(p, sequence);
+    const uint32_t first = tokens.begin + (chunk - first_chunk(tokens, sequence, chunk_size)) * chunk_size;
+    return {min(first, tokens.end), min(first + chunk_size, tokens.end)};
+}
+
 template <class T>
 NXRT_DEVICE float gate_element(const DeltaParams& p, const void* from, uint64_t i) {
     return p.f32_gates ? static_cast<const float*>(from)[i] : to_float(static_cast<const T*>(from)[i]);

@@ -137,6 +137,61 @@ def test_every_tier(rng, tier, dk, dv, T):
     case(rng, T=T, dk=dk, dv=dv, check_options=dict(provider_options=tier))
 
 
+@pytest.mark.parametrize("dtype", [F16, BF16], ids=name_of)
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("T", [2, 33, 100])
+@pytest.mark.parametrize("dk, dv", [(64, 32), (128, 16), (256, 16)])
+def test_many_tokens_of_16_bits(rng, dk, dv, T, rule, dtype):
+    """Prompts of the sizes that CUDA multiplies as matrices, in chunks of 32 tokens."""
+    refused = dict(check_options=dict(ort_cpu="refuses")) if dtype == BF16 else {}
+    case(rng, T=T, dk=dk, dv=dv, rule=rule, dtype=dtype, state_dtype=F32, q_heads=1, kv_heads=2, key_heads=1, **refused)
+
+
+def prompt(rng, dtype):
+    return inputs(rng, B=1, T=70, dk=64, dv=16, dtype=dtype, state_dtype=F32)
+
+
+def check_prompt(made, scale=0.0):
+    out, states = linear_attention(*made, q_heads=2, kv_heads=2, scale=scale)
+    check(
+        "LinearAttention", made, [out, states[-1]], dict(q_num_heads=2, kv_num_heads=2, scale=scale), domain=MS,
+        opset=OPSET, out_types={1: F32}, alias={1: 3}, ort_cpu="refuses" if made[0].dtype == BF16 else "agrees",
+    )
+
+
+def decays(rng, kind, shape):
+    if kind == "cuts":  # e^-60000 here and there, hardly any decay elsewhere
+        return np.where(rng.random(shape) < 0.2, -60000.0, -0.01 * rng.random(shape))
+    return {"none": np.zeros(shape), "slow": -1e-4 * rng.random(shape), "fast": -20 * rng.random(shape)}[kind]
+
+
+HALVES = pytest.mark.parametrize("dtype", [F16, BF16], ids=name_of)
+
+
+@HALVES
+@pytest.mark.parametrize("kind", ["none", "slow", "fast", "cuts"])
+@pytest.mark.parametrize("one_key", [False, True], ids=["keys", "one_key"])
+def test_adversarial_gates(rng, one_key, kind, dtype):
+    """Decays that a cumulated product or logarithm would spoil; beta of 1 and one key for all tokens, which cancel."""
+    made = prompt(rng, dtype)
+    made[4] = decays(rng, kind, made[4].shape).astype(dtype)
+    made[5] = np.ones_like(made[5]) if kind != "fast" else made[5]
+    if one_key:
+        made[1][:] = made[1][:, :1]
+    check_prompt(made)
+
+
+@HALVES
+@pytest.mark.parametrize("factor", [1e-9, 1e8])
+def test_states_beyond_half(rng, factor, dtype):
+    """A state that a half cannot hold, beside columns that it can: decay and scale bring the outputs into range."""
+    made = prompt(rng, dtype)
+    made[3][:, 0] *= factor
+    made[3][:, 1, :, ::3] *= factor
+    made[4][:] = -0.01
+    check_prompt(made, scale=min(1.0, 1e-2 / factor))
+
+
 def test_strong_decay(rng):
     """exp of a large negative log decay is 0, not NaN."""
     made = inputs(rng)

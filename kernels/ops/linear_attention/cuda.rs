@@ -1,11 +1,11 @@
 //! The recurrence on CUDA devices, for LinearAttention and GatedDeltaNet: one pass over the state for one token a
-//! sequence; a scan in chunks of tokens for more; a plain loop for what these do not take.
+//! sequence; for more, products of matrices over chunks of tokens, or a scan; a plain loop for what these do not take.
 
 use super::{Rule, recurrence};
 use crate::build::BuildCx;
 use crate::cuda::{DevPtr, Device, DeviceKernel, LaunchCx, linear, suffix};
 use crate::kernel_params;
-use abi::cuda::Function;
+use abi::cuda::{Function, LaunchShape};
 use abi::{DType, Result};
 use std::sync::Arc;
 
@@ -121,17 +121,76 @@ pub struct Kernels {
     coefficients: Function,
     /// By D at most.
     scans: [(usize, Function); 3],
+    /// For 16-bit queries.
+    chunks: Option<Chunks>,
 }
 
-/// Threads of every block.
+/// The kernels of `chunks_prepare.cu` and `chunks_walk.cu`, by D.
+struct Chunks([(usize, Prepare, Walk); 3]);
+
+/// What does not depend on the state, for all chunks.
+type Prepare = Function;
+/// What does, chunk by chunk.
+type Walk = Function;
+
+/// Threads of a block, but for those of chunks.
 const THREADS: u32 = 128;
 /// Columns of the state in a block, but for the plain loop's.
 const COLUMNS: usize = 16;
-/// Tokens of a chunk, and the floats of its record, as in `scan.cu`.
-const CHUNK: usize = 4;
-const RECORD: usize = 48;
+/// What is kept of each head's chunk of tokens.
+struct Record {
+    tokens: usize,
+    floats: usize,
+}
+/// As in `scan.cu`.
+const SCAN: Record = Record { tokens: 4, floats: 48 };
+/// As in `chunks.cuh`.
+const WALK: Record = Record { tokens: 32, floats: 1636 };
+/// Threads of a block of `prepare` and of `walk`.
+const PREPARERS: u32 = 32;
+const WALKERS: u32 = 160;
 /// Rows of the state from which on only the plain loop serves.
 const MOST_ROWS: usize = 256;
+
+impl Record {
+    /// Records of all chunks and heads.
+    fn count(&self, call: &Call) -> usize {
+        (call.tokens / self.tokens + call.sequences) * call.heads[2]
+    }
+
+    fn scratch(&self, cx: &mut LaunchCx<'_>, call: &Call) -> DevPtr {
+        cx.scratch(self.count(call) * self.floats * size_of::<f32>())
+    }
+}
+
+impl Chunks {
+    fn new(device: &Device, suffix: &str) -> Result<Self> {
+        let kernels = |rows: usize| -> Result<_> {
+            let function = |name: &str| {
+                device.function(&format!("linear_attention_chunks_{name}"), &format!("{name}_{rows}_{suffix}"))
+            };
+            Ok((rows, function("prepare")?, function("walk")?))
+        };
+        Ok(Self([kernels(64)?, kernels(128)?, kernels(256)?]))
+    }
+
+    /// The kernels for `call`, and the second one's shared memory; none where only the scan fits.
+    fn of(&self, cx: &LaunchCx<'_>, call: &Call) -> Option<(&Prepare, &Walk, u32)> {
+        let (_, prepare, walk) = self.0.iter().find(|(rows, ..)| call.dk == *rows)?;
+        let shared = walk_shared(call.dk) as u32;
+        (call.tokens > 0 && call.dv.is_multiple_of(COLUMNS) && shared <= cx.device().shared_limit())
+            .then_some((prepare, walk, shared))
+    }
+}
+
+/// `sizeof(Shared)` in `chunks_walk.cu`.
+fn walk_shared(dk: usize) -> usize {
+    let stage = WALK.tokens * (2 * (dk + 8) + COLUMNS) * size_of::<u16>() + WALK.floats * size_of::<f32>();
+    // A pair of warps has eight columns: those of the state and of its change in two 16-bit parts, and of two f32 matrices.
+    let parts = |rows: usize| 2 * rows * 8 * size_of::<u16>() + 16;
+    let pair = parts(dk) + parts(WALK.tokens) + 2 * WALK.tokens * 8 * size_of::<f32>();
+    3 * stage + 2 * pair + 128 * size_of::<f32>()
+}
 
 impl Kernels {
     /// Finds the kernels for queries of `dtype`.
@@ -145,6 +204,7 @@ impl Kernels {
             any: function("any_tokens")?,
             coefficients: scan("coefficients")?,
             scans: [(64, scan("scan_64")?), (128, scan("scan_128")?), (256, scan("scan_256")?)],
+            chunks: (dtype != DType::F32).then(|| Chunks::new(device, suffix)).transpose()?,
         })
     }
 
@@ -162,19 +222,23 @@ impl Kernels {
             let function = if call.v_major { &self.v_major } else { &self.k_major };
             return cx.push(function, linear(heads * columns, THREADS), &params);
         }
-        let scan = self.scans.iter().find(|(most, _)| call.dk <= *most);
-        if let (Some((most, scan)), true, false) = (scan, one_reader, call.per_key) {
-            let records = (call.tokens / CHUNK + call.sequences) * v_heads;
-            params.scratch = cx.scratch(records * RECORD * size_of::<f32>());
-            let warps = THREADS as usize / 32;
-            if call.tokens > 0 {
-                cx.push(&self.coefficients, linear(records.div_ceil(warps), THREADS), &params)?;
+        if one_reader && !call.per_key {
+            if let Some((prepare, walk, shared)) = self.chunks.as_ref().and_then(|chunks| chunks.of(cx, call)) {
+                params.scratch = WALK.scratch(cx, call);
+                cx.push(prepare, linear(WALK.count(call), PREPARERS), &params)?;
+                return cx.push(walk, LaunchShape { shared, ..linear(heads * columns, WALKERS) }, &params);
             }
-            let tokens = if *most > 128 { 8 } else { 16 };
-            let tile = tokens * (2 * most + COLUMNS) + tokens / CHUNK * RECORD;
-            let mut shape = linear(heads * columns, THREADS);
-            shape.shared = (2 * tile * size_of::<f32>()) as u32;
-            return cx.push(scan, shape, &params);
+            if let Some((most, scan)) = self.scans.iter().find(|(most, _)| call.dk <= *most) {
+                params.scratch = SCAN.scratch(cx, call);
+                let warps = THREADS as usize / 32;
+                if call.tokens > 0 {
+                    cx.push(&self.coefficients, linear(SCAN.count(call).div_ceil(warps), THREADS), &params)?;
+                }
+                let tokens = if *most > 128 { 8 } else { 16 };
+                let tile = tokens * (2 * most + COLUMNS) + tokens / SCAN.tokens * SCAN.floats;
+                let shared = (2 * tile * size_of::<f32>()) as u32;
+                return cx.push(scan, LaunchShape { shared, ..linear(heads * columns, THREADS) }, &params);
+            }
         }
         params.scratch = cx.scratch(heads * call.dk * call.dv * size_of::<f32>());
         let mut shape = linear(heads * call.dv.div_ceil(THREADS as usize), THREADS);

@@ -18,27 +18,17 @@ constexpr unsigned kChunk = 4;
 //   S   = A_00 S + sum_c k_c (w_c d_c)^T           (A's own first row is empty)
 enum Record : unsigned { kA = 0, kBeta = 4, kW = 8, kR = 12, kInner = 16, kOuter = 32, kRecord = 48 };
 
-// A sequence's first record: those of two sequences never meet.
-NXRT_DEVICE uint32_t first_record(const Span& tokens, uint32_t sequence) { return tokens.begin / kChunk + sequence; }
-
 // A warp for each head of each record.
 template <class T>
 NXRT_DEVICE void coefficients(const DeltaParams& p) {
     const uint64_t warp = uint64_t(blockIdx.x) * (blockDim.x / kWarpSize) + warp_id();
     const uint32_t record = static_cast<uint32_t>(warp / p.v_heads);
     const uint32_t head = static_cast<uint32_t>(warp % p.v_heads);
-    if (record >= p.tokens / kChunk + p.sequences) return;
-    uint32_t sequence = 0;
-    for (uint32_t end = p.sequences; end - sequence > 1;) {
-        const uint32_t middle = sequence + (end - sequence) / 2;
-        if (first_record(span(p, middle), middle) <= record) sequence = middle;
-        else end = middle;
-    }
-    const Span tokens = span(p, sequence);
-    const uint32_t first = tokens.begin + (record - first_record(tokens, sequence)) * kChunk;
-    if (first >= tokens.end) return;
+    if (record >= chunk_count(p, kChunk)) return;
+    const Span tokens = chunk_span(p, record, kChunk);
+    if (tokens.begin == tokens.end) return;
 
-    const uint32_t count = min(kChunk, tokens.end - first);
+    const uint32_t first = tokens.begin, count = tokens.end - first;
     const uint32_t q_head = head * p.q_heads / p.v_heads;
     float kk[kChunk][kChunk] = {}, qk[kChunk][kChunk] = {}, qq[kChunk] = {};
     for (uint32_t i = lane_id(); i < p.dk; i += kWarpSize) {
@@ -239,7 +229,7 @@ NXRT_DEVICE void scan(const DeltaParams& p) {
     const uint32_t column = warp_id() * 4 + lane_id() % 4, state_column = first_column + column;
     const unsigned slice = lane_id() / 4;
     const Span tokens = span(p, sequence);
-    const uint64_t records = first_record(tokens, sequence);
+    const uint64_t records = first_chunk(tokens, sequence, kChunk);
     const bool wide = fours<T>(p.q, p.q_stride) && fours<T>(p.k, p.k_stride) && fours<T>(p.v, p.v_stride) &&
                       p.dk % 4 == 0 && p.dv % 4 == 0;
 
