@@ -76,7 +76,9 @@ def test_channels_last(rng, T, past, dtype):
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=name_of)
 @pytest.mark.parametrize("channels_last", [False, True], ids=["first", "last"])
-@pytest.mark.parametrize("T, dilation, taps", [(64, 1, 4), (1030, 1, 4), (2100, 1, 6), (70, 30, 4), (200, 40, 3)])
+@pytest.mark.parametrize(
+    "T, dilation, taps", [(64, 1, 4), (1030, 1, 4), (1096, 1, 4), (2100, 1, 6), (70, 30, 4), (200, 40, 3)]
+)
 def test_many_positions(rng, T, dilation, taps, channels_last, dtype):
     case(rng, T=T, dilation=dilation, taps=taps, channels_last=channels_last, dtype=dtype)
 

@@ -26,6 +26,10 @@ struct ConvParams {
 // Outputs and taps whose operands are loaded together.
 constexpr int kOutputs = 4;
 constexpr unsigned kTaps = 4;
+// Neighbours along a row that a thread reads and writes at once.
+constexpr unsigned kNeighbours = 8;
+
+NXRT_DEVICE float activate(const ConvParams& p, float x) { return p.silu ? x / (1.0f + expf(-x)) : x; }
 
 // One channel of one batch.
 template <class T>
@@ -97,10 +101,36 @@ struct Channel {
 #pragma unroll
             for (int o = 0; o < kOutputs; ++o) {
                 const uint32_t t = first + o * step;
-                if (p.silu) sums[o] = sums[o] / (1.0f + expf(-sums[o]));
-                if (t < end) y[t * stride] = from_float<T>(sums[o]);
+                if (t < end) y[t * stride] = from_float<T>(activate(p, sums[o]));
             }
         }
+    }
+
+    // Whether `neighbours` serves: four adjacent taps, and aligned vectors.
+    NXRT_DEVICE bool in_vectors(const ConvParams& p) const {
+        const uintptr_t starts = reinterpret_cast<uintptr_t>(x) | reinterpret_cast<uintptr_t>(y);
+        return starts % 16 == 0 && (p.tokens | p.chunk) % kNeighbours == 0 && p.dilation == 1 && p.taps == kTaps;
+    }
+
+    // Outputs first .. first + 8 of a row.
+    NXRT_DEVICE void neighbours(const ConvParams& p, uint32_t first) const {
+        constexpr unsigned kBefore = kTaps - 1;
+        float w[kTaps], v[kBefore + kNeighbours];
+        weights(p, 0, w);
+#pragma unroll
+        for (unsigned j = 0; j < kBefore; ++j) v[j] = to_float(at(p, first + j, true));
+        const Vec<T, kNeighbours> own = load_vec<T, kNeighbours>(x + first);
+        Vec<T, kNeighbours> out;
+#pragma unroll
+        for (unsigned i = 0; i < kNeighbours; ++i) v[kBefore + i] = to_float(own[i]);
+#pragma unroll
+        for (unsigned i = 0; i < kNeighbours; ++i) {
+            float sum = bias;
+#pragma unroll
+            for (unsigned j = 0; j < kTaps; ++j) sum = fmaf(w[j], v[i + j], sum);
+            out[i] = from_float<T>(activate(p, sum));
+        }
+        store_vec<T, kNeighbours>(y + first, out);
     }
 
     // By one thread, after its outputs: in rising order, no position is written before it is read.
@@ -138,7 +168,13 @@ NXRT_DEVICE void conv_rows(const ConvParams& p) {
     const uint32_t chunk = blockIdx.x % chunks;
     const uint32_t row = blockIdx.x / chunks;
     const Channel<T> c(p, row / p.channels, row % p.channels, false);
-    if (c.y) c.outputs(p, chunk * p.chunk + threadIdx.x, blockDim.x, min((chunk + 1) * p.chunk, p.tokens));
+    const uint32_t begin = chunk * p.chunk, end = min((chunk + 1) * p.chunk, p.tokens);
+    if (c.y && c.in_vectors(p)) {
+        for (uint32_t first = begin + threadIdx.x * kNeighbours; first < end; first += blockDim.x * kNeighbours)
+            c.neighbours(p, first);
+    } else if (c.y) {
+        c.outputs(p, begin + threadIdx.x, blockDim.x, end);
+    }
     if (chunk != 0 || !c.present) return;
     // Other threads may still read the past.
     __syncthreads();
