@@ -32,8 +32,8 @@
 
 // The same for a function that calls nxrt::grid_dependency_ready() itself (or _wait(), and _launch() some time after it), in
 // every thread, before it writes and before it reads what its predecessor writes. No kernel lets its successor begin before
-// its own predecessor has ended: so before the wait, constants may be read, and, in every launch of a program but the first,
-// whatever its predecessor does not write.
+// its own predecessor has ended, but for successors that read constants alone before the wait: so constants may be read then,
+// and, in every launch of a program but the first, whatever its predecessor does not write.
 #define NXRT_KERNEL_EARLY(name, Params, function, max_threads)                                               \
     extern "C" __global__ void __launch_bounds__(max_threads) name(const __grid_constant__ Params params) { \
         function(params);                                                                                    \
@@ -284,8 +284,8 @@ NXRT_DEVICE void grid_dependency_wait() {
 #endif
 }
 
-// Lets the next kernel's blocks start once all blocks of this one have said so (or ended). Never before the wait: see
-// NXRT_KERNEL_EARLY.
+// Lets the next kernel's blocks start once all blocks of this one have said so (or ended). Before the wait only where the next
+// kernel is known not to mind: see NXRT_KERNEL_EARLY.
 NXRT_DEVICE void grid_dependency_launch() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.launch_dependents;" ::: "memory");

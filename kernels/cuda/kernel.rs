@@ -80,6 +80,7 @@ pub struct LaunchCx<'a> {
     pub(super) then: Option<Arc<dyn HostStep>>,
     /// What the launch in front of this node's first writes; `None` where that is not known, or there is none.
     pub(super) before: Option<&'a [DeviceTensor<'a>]>,
+    pub(super) hastens: bool,
 }
 
 impl<'a> LaunchCx<'a> {
@@ -95,6 +96,7 @@ impl<'a> LaunchCx<'a> {
             launches: Vec::new(),
             then: None,
             before: None,
+            hastens: false,
         }
     }
 
@@ -155,6 +157,12 @@ impl<'a> LaunchCx<'a> {
     pub fn settled(&self, ptr: DevPtr) -> bool {
         let left = |all: &[DeviceTensor<'_>]| !all.iter().any(|tensor| tensor.holds(ptr));
         ptr.base() == Base::Absolute || (self.launches.is_empty() && self.before.is_some_and(left))
+    }
+
+    /// Whether the launch behind this node's last may begin before that one's own predecessor has ended: it reads constants
+    /// alone before its wait. A kernel that is told so lets it begin at once: see `NXRT_KERNEL_EARLY`.
+    pub fn hastens(&self) -> bool {
+        self.hastens
     }
 
     /// Appends a launch; it runs after all launches before it. A grid without blocks is left out. `shape.overlap` says

@@ -405,8 +405,10 @@ impl DeviceSide {
         (cluster, before): (Option<&Cluster>, Range<usize>),
         to: &mut Vec<Stretch>,
     ) -> Result<()> {
+        let next = instance.steps.get(steps.end).and_then(|&(at, _)| plan.cluster(at));
+        let hastens = next.is_some_and(|next| next.kernel.is_patient());
         let [steps, before] = [steps, before].map(|range| &instance.steps[range]);
-        let launch = |cluster: &Cluster| self.launch_cluster(plan, instance, cluster, before);
+        let launch = |cluster: &Cluster| self.launch_cluster(plan, instance, cluster, before, hastens);
         if let Some(fused) = cluster.map(launch).transpose()?.flatten() {
             to.push(fused);
             to.extend(steps[1..].iter().map(|_| Stretch::default()));
@@ -425,6 +427,7 @@ impl DeviceSide {
         instance: &Instance,
         cluster: &Cluster,
         before: &[(usize, usize)],
+        hastens: bool,
     ) -> Result<Option<Stretch>> {
         let tensor = |v: &Option<ValueId>| v.and_then(|v| self.tensor(plan, instance, v));
         let member = |&at: &usize| Member {
@@ -437,6 +440,7 @@ impl DeviceSide {
         let label = &plan.steps[cluster.members[0]].label;
         let mut cx = LaunchCx {
             before: Some(&made[..]).filter(|_| !before.is_empty()),
+            hastens,
             ..LaunchCx::new(&self.device, label, instance.scratch_offset())
         };
         let taken = cluster.kernel.launch(&mut cx, &members)?;

@@ -36,6 +36,12 @@ pub trait ClusterKernel: Send + Sync {
     /// # Errors
     /// As [`LaunchCx::push`].
     fn launch(&self, cx: &mut LaunchCx<'_>, members: &[Member<'_>]) -> Result<bool>;
+
+    /// Whether its first launch reads constants alone before its wait, and so may begin long before: see
+    /// [`LaunchCx::hastens`].
+    fn is_patient(&self) -> bool {
+        false
+    }
 }
 
 /// A node of a cluster, in the order in which the pattern named it.

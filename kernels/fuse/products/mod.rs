@@ -287,10 +287,15 @@ impl ClusterKernel for Grouped {
         let mut params = row.params;
         (params.x, params.skip) = (operands.x, operands.skip);
         (params.gamma, params.sum) = (operands.gamma, operands.sum);
+        params.hastens = u32::from(cx.hastens());
         for (segment, (y, bias)) in params.segments.iter_mut().zip(operands.ends) {
             (segment.y, segment.bias) = (y, bias);
         }
         cx.push(&row.function, row.shape, &params)?;
         Ok(true)
+    }
+
+    fn is_patient(&self) -> bool {
+        true
     }
 }

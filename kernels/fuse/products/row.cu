@@ -33,7 +33,7 @@ struct RowParams {
     uint32_t gated;               // y = silu(x w0^T) * (x w1^T)
     float epsilon;
     float inverse_k;
-    uint32_t pad;
+    uint32_t hastens;             // whether the next kernel reads constants alone before its wait
     uint32_t first[kSegments];    // each 4-bit product's first lot; the largest number: has none of its own
     Segment segments[kSegments];
 };
@@ -451,6 +451,7 @@ template <class T, class R>
 NXRT_DEVICE void row_products(const RowParams& p) {
     constexpr uint32_t D = R::kDepth;
     NXRT_DYNAMIC_SHARED(uint8_t, shared);
+    if (p.hastens) grid_dependency_launch();
     const uint32_t workers = p.along * p.sets;
     R ring(p, shared);
     const bool halves = ring.halves;

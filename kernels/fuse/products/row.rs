@@ -40,7 +40,7 @@ kernel_params! {
         gated: u32,
         epsilon: f32,
         inverse_k: f32,
-        pad: u32,
+        pub hastens: u32,
         /// Each 4-bit product's first lot among those of all.
         first: [u32; MOST],
         pub(super) segments: [Segment; MOST],
@@ -118,7 +118,7 @@ impl Row {
             gated: u32::from(gated),
             epsilon: norm.unwrap_or(0.0),
             inverse_k: 1.0 / k as f32,
-            pad: 0,
+            hastens: 0,
             first: [NONE; MOST],
             segments: [Segment::default(); MOST],
         };
