@@ -22,13 +22,14 @@ struct Block {
     uint3 index;
     dim3 size;
     dim3 grid;
+    unsigned cluster;
 };
 
 // One CUDA thread.
 struct Thread {
     uint3 index;
     unsigned lane;
-    unsigned warp;
+    unsigned warp;  // of the cluster
     const Block* block;
 };
 
@@ -55,6 +56,17 @@ NXRT_EMULATE_API void barrier();
 // Ends the kernel with an error of this text.
 [[noreturn]] NXRT_EMULATE_API void fail(const char* message);
 NXRT_EMULATE_API void* dynamic_shared();
+// The halves of a barrier of the cluster.
+NXRT_EMULATE_API void cluster_arrive();
+NXRT_EMULATE_API void cluster_wait();
+// What blocks of the cluster send each other, in dynamic shared memory: bytes that shall come, bytes that have.
+struct Inbox {
+    uint32_t expected;
+    uint32_t received;
+};
+// To where `to` and `box`, of this block, are in block `rank`.
+NXRT_EMULATE_API void send(unsigned rank, void* to, const void* value, unsigned bytes, Inbox* box);
+NXRT_EMULATE_API void wait_for(const Inbox* box);
 
 NXRT_EMULATE_API float warp_sum(float x);
 NXRT_EMULATE_API float warp_max(float x);
@@ -76,6 +88,7 @@ struct Kernel {
     void (*run)(const void* params);
     unsigned param_bytes;
     unsigned max_threads;
+    unsigned cluster;  // blocks along x that run at the same time
 };
 
 template <class T>
@@ -99,7 +112,9 @@ inline uint32_t vote(unsigned mask, bool predicate) {
 // The lanes that the warp has: a block's last warp may be a partial one.
 inline uint32_t present_lanes() {
     const Thread& t = *self;
-    const unsigned left = t.block->size.x * t.block->size.y * t.block->size.z - t.warp * kWarp;
+    const dim3 size = t.block->size;
+    const unsigned thread = t.index.x + size.x * (t.index.y + size.y * t.index.z);
+    const unsigned left = size.x * size.y * size.z - thread / kWarp * kWarp;
     return left >= kWarp ? 0xffffffffu : (1u << left) - 1;
 }
 
@@ -113,7 +128,7 @@ inline uint32_t present_lanes() {
 #define gridDim (::nxrt::emulate::self->block->grid)
 
 #define NXRT_DEVICE inline __attribute__((always_inline))
-// One block runs at a time on an OS thread.
+// One block runs at a time on an OS thread; those of a cluster have dynamic shared memory alone.
 #define NXRT_SHARED static thread_local
 #define NXRT_DYNAMIC_SHARED(T, name) T* name = static_cast<T*>(::nxrt::emulate::dynamic_shared())
 
@@ -125,11 +140,14 @@ inline uint32_t present_lanes() {
 #define NXRT_EMULATE_PASTE(stem, name) NXRT_EMULATE_PASTE2(stem, name)
 #define NXRT_EMULATE_SYMBOL(name) NXRT_EMULATE_PASTE(NXRT_EMULATE_STEM, name)
 
-#define NXRT_KERNEL(name, Params, function, max_threads)                                                      \
+#define NXRT_KERNEL(name, Params, function, max_threads) NXRT_KERNEL_CLUSTER(name, Params, function, max_threads, 1, 1)
+
+#define NXRT_KERNEL_CLUSTER(name, Params, function, max_threads, blocks, size)                                \
     extern "C" {                                                                                              \
     extern NXRT_EMULATE_API const ::nxrt::emulate::Kernel NXRT_EMULATE_SYMBOL(name);                          \
     const ::nxrt::emulate::Kernel NXRT_EMULATE_SYMBOL(name) = {                                               \
-        [](const void* params) { function(*static_cast<const Params*>(params)); }, sizeof(Params), max_threads}; \
+        [](const void* params) { function(*static_cast<const Params*>(params)); }, sizeof(Params), max_threads, \
+        size};                                                                                                \
     }
 
 #define NXRT_KERNEL_EARLY NXRT_KERNEL

@@ -2,6 +2,7 @@
 
 #include <sys/mman.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 
@@ -74,13 +75,15 @@ Processor::Processor()
     for (unsigned i = 0; i < kMaxThreads; ++i) {
         mprotect(stacks_ + i * kStackStride + kPage, kStackBytes, PROT_READ | PROT_WRITE);
     }
-    shared_mapping_ = map(kSharedMapping + kPage, PROT_READ | PROT_WRITE);
-    mprotect(shared_mapping_ + kSharedMapping, kPage, PROT_NONE);
+    for (Room& room : rooms_) {
+        room.mapping = map(kSharedMapping + kPage, PROT_READ | PROT_WRITE);
+        mprotect(room.mapping + kSharedMapping, kPage, PROT_NONE);
+    }
 }
 
 Processor::~Processor() {
     munmap(stacks_, kMaxThreads * kStackStride);
-    munmap(shared_mapping_, kSharedMapping + kPage);
+    for (Room& room : rooms_) munmap(room.mapping, kSharedMapping + kPage);
 }
 
 bool Processor::is_stack_guard(uintptr_t address) const {
@@ -91,59 +94,75 @@ bool Processor::is_stack_guard(uintptr_t address) const {
 void Processor::prepare(const Launch& launch, bool descending) {
     launch_ = &launch;
     descending_ = descending;
-    block_.size = launch.block;
-    block_.grid = launch.grid;
+    cluster_ = launch.kernel->cluster;
     threads_ = launch.block.x * launch.block.y * launch.block.z;
-    for (unsigned i = 0; i < threads_; ++i) {
+    all_threads_ = cluster_ * threads_;
+    for (unsigned i = 0; i < all_threads_; ++i) {
+        const unsigned rank = i / threads_, thread = i % threads_;
         Fiber& fiber = fibers_[i];
-        fiber.index = {i % launch.block.x, i / launch.block.x % launch.block.y, i / (launch.block.x * launch.block.y)};
+        fiber.index = {thread % launch.block.x, thread / launch.block.x % launch.block.y, thread / (launch.block.x * launch.block.y)};
         fiber.lane = i % kWarp;
         fiber.warp = i / kWarp;
-        fiber.block = &block_;
+        fiber.block = &rooms_[rank].block;
+        fiber.rank = rank;
         fiber.processor = this;
     }
-    shared_ = shared_mapping_ + kSharedMapping - kSharedGuard - round_up(launch.shared_bytes, 128);
-    std::memset(shared_ - kSharedGuard, kGuardByte, kSharedGuard);
-    std::memset(shared_ + launch.shared_bytes, kGuardByte, shared_mapping_ + kSharedMapping - shared_ - launch.shared_bytes);
+    for (unsigned rank = 0; rank < cluster_; ++rank) {
+        Room& room = rooms_[rank];
+        room.block.size = launch.block;
+        room.block.grid = launch.grid;
+        room.block.cluster = cluster_;
+        room.shared = room.mapping + kSharedMapping - kSharedGuard - round_up(launch.shared_bytes, 128);
+        std::memset(room.shared - kSharedGuard, kGuardByte, kSharedGuard);
+        std::memset(room.shared + launch.shared_bytes, kGuardByte, room.mapping + kSharedMapping - room.shared - launch.shared_bytes);
+    }
 }
 
-bool Processor::run_block(uint3 index) {
-    block_.index = index;
+bool Processor::run_cluster(uint3 index) {
     finished_ = 0;
-    at_barrier_ = 0;
+    at_cluster_ = 0;
+    cluster_barriers_ = 0;
     ready_warps_ = 0;
     stacks_used_ = 0;
     free_stacks_.clear();
     message_.clear();
-    for (unsigned w = 0; w * kWarp < threads_; ++w) {
-        const unsigned lanes = threads_ - w * kWarp;
+    for (unsigned rank = 0; rank < cluster_; ++rank) {
+        Room& room = rooms_[rank];
+        room.block.index = {index.x + rank, index.y, index.z};
+        room.at_barrier = 0;
+        std::memset(room.shared, 0xff, launch_->shared_bytes);
+    }
+    for (unsigned w = 0; w * kWarp < all_threads_; ++w) {
+        const unsigned lanes = all_threads_ - w * kWarp;
         Warp& warp = warps_[w];
         warp.present = lanes >= kWarp ? 0xffffffffu : (1u << lanes) - 1;
         warp.ready = warp.present;
         warp.arrived = 0;
+        warp.waiting = 0;
         ready_warps_ |= 1u << w;
     }
-    for (unsigned i = 0; i < threads_; ++i) {
+    for (unsigned i = 0; i < all_threads_; ++i) {
         fibers_[i].started = false;
         fibers_[i].group = 0;
+        fibers_[i].arrivals = 0;
         fibers_[i].copies.clear();
     }
-    std::memset(shared_, 0xff, launch_->shared_bytes);
 
     running = this;
     self_ = &self;
     start_or_resume(*next_ready(descending_ ? kMaxWarps - 1 : 0), &main_stack_pointer_);
     running = nullptr;
     self = nullptr;
-    return message_.empty() && check_shared_guards();
+    const auto good = [this](const Room& room) { return check_shared_guards(room); };
+    return message_.empty() && std::all_of(rooms_, rooms_ + cluster_, good);
 }
 
-bool Processor::check_shared_guards() {
-    const unsigned char* end = shared_mapping_ + kSharedMapping;
-    for (const unsigned char* p = shared_ - kSharedGuard; p < end; ++p) {
-        if (p == shared_) p += launch_->shared_bytes;
+bool Processor::check_shared_guards(const Room& room) {
+    const unsigned char* end = room.mapping + kSharedMapping;
+    for (const unsigned char* p = room.shared - kSharedGuard; p < end; ++p) {
+        if (p == room.shared) p += launch_->shared_bytes;
         if (p < end && *p != kGuardByte) {
-            message_ = "a write outside of the dynamic shared memory, at byte " + std::to_string(p - shared_) + " of " +
+            message_ = "a write outside of the dynamic shared memory, at byte " + std::to_string(p - room.shared) + " of " +
                        std::to_string(launch_->shared_bytes);
             return false;
         }
@@ -206,7 +225,7 @@ void Processor::run_fibers() {
         fiber->stack = stack;
         *self_ = fiber;
     }
-    if (finished_ != threads_) {
+    if (finished_ != all_threads_) {
         abandon("threads wait in __syncthreads or in an operation of their warp that others do not reach");
     }
     nxrt_fake_switch(&dead, main_stack_pointer_);
@@ -260,15 +279,65 @@ Slot* Processor::collective(Fiber& fiber, Collective kind, const void* value, un
 }
 
 void Processor::barrier(Fiber& fiber) {
-    if (++at_barrier_ != threads_) return leave(fiber);
-    at_barrier_ = 0;
-    for (unsigned w = 0; w * kWarp < threads_; ++w) {
-        warps_[w].ready = warps_[w].present;
-        ready_warps_ |= 1u << w;
-    }
+    Room& room = rooms_[fiber.rank];
+    if (++room.at_barrier != threads_) return leave(fiber);
+    room.at_barrier = 0;
+    const unsigned warps = (threads_ + kWarp - 1) / kWarp;
+    wake(fiber.rank * warps, warps, &Warp::present);
     Warp& own = warps_[fiber.warp];
     own.ready &= ~(1u << fiber.lane);
     if (own.ready == 0) ready_warps_ &= ~(1u << fiber.warp);
+}
+
+// Lets these lanes of the warps run.
+void Processor::wake(unsigned first_warp, unsigned warps, uint32_t Warp::*lanes) {
+    for (unsigned w = first_warp; w < first_warp + warps; ++w) {
+        warps_[w].ready |= warps_[w].*lanes;
+        if (warps_[w].ready != 0) ready_warps_ |= 1u << w;
+    }
+}
+
+void Processor::wake_waiting() {
+    const unsigned warps = (all_threads_ + kWarp - 1) / kWarp;
+    wake(0, warps, &Warp::waiting);
+    for (unsigned w = 0; w < warps; ++w) warps_[w].waiting = 0;
+}
+
+void Processor::wait(Fiber& fiber) {
+    warps_[fiber.warp].waiting |= 1u << fiber.lane;
+    leave(fiber);
+}
+
+void Processor::cluster_arrive(Fiber& fiber) {
+    if (fiber.arrivals++ != cluster_barriers_) abandon("a thread arrives at a barrier of the cluster before it has waited for the last");
+    if (++at_cluster_ != all_threads_) return;
+    at_cluster_ = 0;
+    ++cluster_barriers_;
+    wake_waiting();
+}
+
+void Processor::cluster_wait(Fiber& fiber) {
+    while (fiber.arrivals != cluster_barriers_) wait(fiber);
+}
+
+unsigned char* Processor::in_block(const Fiber& fiber, unsigned rank, void* shared) {
+    const auto offset = static_cast<unsigned char*>(shared) - rooms_[fiber.rank].shared;
+    if (rank >= cluster_ || offset < 0 || offset >= launch_->shared_bytes) {
+        abandon("something is sent to what is not the dynamic shared memory of a block of the cluster");
+    }
+    return rooms_[rank].shared + offset;
+}
+
+void Processor::send(Fiber& fiber, unsigned rank, void* to, const void* value, unsigned bytes, Inbox* box) {
+    if (cluster_barriers_ == 0) abandon("something is sent to a block that may not have begun");
+    std::memcpy(in_block(fiber, rank, to), value, bytes);
+    reinterpret_cast<Inbox*>(in_block(fiber, rank, box))->received += bytes;
+    wake_waiting();
+}
+
+void Processor::wait_for(Fiber& fiber, const Inbox* box) {
+    while (box->received < box->expected) wait(fiber);
+    if (box->received > box->expected) abandon("more was sent to a block than it expects");
 }
 
 Slot* collective(Collective kind, const void* value, unsigned bytes, Finish finish, unsigned argument) {
@@ -280,6 +349,22 @@ void barrier() {
     fiber.processor->barrier(fiber);
 }
 void fail(const char* message) { current().processor->abandon(message); }
-void* dynamic_shared() { return current().processor->dynamic_shared(); }
+void* dynamic_shared() { return current().processor->dynamic_shared(current()); }
+void cluster_arrive() {
+    Fiber& fiber = current();
+    fiber.processor->cluster_arrive(fiber);
+}
+void cluster_wait() {
+    Fiber& fiber = current();
+    fiber.processor->cluster_wait(fiber);
+}
+void send(unsigned rank, void* to, const void* value, unsigned bytes, Inbox* box) {
+    Fiber& fiber = current();
+    fiber.processor->send(fiber, rank, to, value, bytes, box);
+}
+void wait_for(const Inbox* box) {
+    Fiber& fiber = current();
+    fiber.processor->wait_for(fiber, box);
+}
 
 }  // namespace nxrt::emulate

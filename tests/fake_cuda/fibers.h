@@ -1,4 +1,4 @@
-// The threads of one block as fibers of one OS thread.
+// The threads of one block, or of a cluster's blocks, as fibers of one OS thread.
 #pragma once
 
 #include <cstddef>
@@ -13,6 +13,7 @@ namespace nxrt::emulate {
 constexpr unsigned kMaxThreads = 1024;
 constexpr unsigned kMaxWarps = kMaxThreads / kWarp;
 constexpr unsigned kMaxShared = 227 * 1024;
+constexpr unsigned kMaxCluster = 8;
 
 struct Launch {
     const Kernel* kernel;
@@ -40,6 +41,9 @@ struct Fiber : Thread {
     unsigned stack = 0;
     bool started = false;
     unsigned group = 0;
+    unsigned rank = 0;  // of its block in the cluster
+    // Barriers of the cluster that it has arrived at.
+    unsigned arrivals = 0;
     std::vector<Copy> copies;
 };
 
@@ -48,13 +52,23 @@ struct Warp {
     uint32_t present = 0;
     uint32_t ready = 0;
     uint32_t arrived = 0;
+    // Those that wait for blocks of the cluster.
+    uint32_t waiting = 0;
     Collective kind = Collective::kSync;
     // A lane reads one half while a faster lane already fills the other.
     unsigned half = 0;
     Slot slots[2][kWarp];
 };
 
-// Runs blocks one after another; there is one for each OS thread that runs kernels.
+// What a block of the cluster has for itself.
+struct Room {
+    Block block{};
+    unsigned at_barrier = 0;
+    unsigned char* mapping = nullptr;
+    unsigned char* shared = nullptr;
+};
+
+// Runs clusters (of one block, mostly) one after another; there is one for each OS thread that runs kernels.
 class Processor {
 public:
     Processor();
@@ -64,16 +78,20 @@ public:
 
     // To be called before the blocks of a launch. `descending` runs threads from the last to the first.
     void prepare(const Launch& launch, bool descending);
-    // False when the block failed: see message().
-    bool run_block(uint3 index);
+    // Runs the cluster whose first block is `index`. False when it failed: see message().
+    bool run_cluster(uint3 index);
     const std::string& message() const { return message_; }
-    // Ends the running block; called by a fiber, or in a signal handler with the context that goes back to run_block.
+    // Ends what runs; called by a fiber, or in a signal handler with the context that goes back to run_cluster.
     [[noreturn]] void abandon(const char* message);
     void* abandoned_at(const char* message);
 
     Slot* collective(Fiber& fiber, Collective kind, const void* value, unsigned bytes, Finish finish, unsigned argument);
     void barrier(Fiber& fiber);
-    void* dynamic_shared() const { return shared_; }
+    void cluster_arrive(Fiber& fiber);
+    void cluster_wait(Fiber& fiber);
+    void send(Fiber& fiber, unsigned rank, void* to, const void* value, unsigned bytes, Inbox* box);
+    void wait_for(Fiber& fiber, const Inbox* box);
+    void* dynamic_shared(const Fiber& fiber) const { return rooms_[fiber.rank].shared; }
     // Whether the address is in a guard page of a fiber's stack.
     bool is_stack_guard(uintptr_t address) const;
 
@@ -86,16 +104,25 @@ private:
     void leave(Fiber& fiber);
     void run_fibers();
     static void fiber_main(Processor* processor);
-    bool check_shared_guards();
+    void wake(unsigned first_warp, unsigned warps, uint32_t Warp::*lanes);
+    void wake_waiting();
+    void wait(Fiber& fiber);
+    unsigned char* in_block(const Fiber& fiber, unsigned rank, void* shared);
+    bool check_shared_guards(const Room& room);
 
     const Launch* launch_ = nullptr;
     // Where this OS thread has `self`.
     Thread** self_ = nullptr;
     bool descending_ = false;
-    Block block_{};
+    Room rooms_[kMaxCluster];
+    unsigned cluster_ = 1;
+    // Of a block, and of all blocks.
     unsigned threads_ = 0;
+    unsigned all_threads_ = 0;
     unsigned finished_ = 0;
-    unsigned at_barrier_ = 0;
+    // Threads at the cluster's barrier, and barriers that all have arrived at.
+    unsigned at_cluster_ = 0;
+    unsigned cluster_barriers_ = 0;
     // A bit a warp: those with lanes that can run.
     uint32_t ready_warps_ = 0;
     void* main_stack_pointer_ = nullptr;
@@ -105,8 +132,6 @@ private:
     unsigned char* stacks_ = nullptr;
     unsigned stacks_used_ = 0;
     std::vector<unsigned> free_stacks_;
-    unsigned char* shared_mapping_ = nullptr;
-    unsigned char* shared_ = nullptr;
 };
 
 // The thread that calls.

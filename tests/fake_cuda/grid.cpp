@@ -93,11 +93,11 @@ struct SignalStack {
     void* memory = nullptr;
 };
 
-// The blocks of one launch, handed out to the OS threads one by one.
+// The clusters of one launch, handed out to the OS threads one by one.
 struct Work {
     const Launch* launch;
     bool descending;
-    uint64_t blocks;
+    uint64_t clusters;
     std::atomic<uint64_t> next{0};
     std::atomic<bool> failed{false};
     std::mutex lock;
@@ -106,14 +106,15 @@ struct Work {
     void run(Processor& processor) {
         processor.prepare(*launch, descending);
         const dim3 grid = launch->grid;
+        const unsigned size = launch->kernel->cluster, along = grid.x / size;
         while (!failed.load(std::memory_order_relaxed)) {
             uint64_t i = next.fetch_add(1, std::memory_order_relaxed);
-            if (i >= blocks) return;
-            if (descending) i = blocks - 1 - i;
-            const uint3 index = {static_cast<unsigned>(i % grid.x), static_cast<unsigned>(i / grid.x % grid.y),
-                                 static_cast<unsigned>(i / grid.x / grid.y)};
+            if (i >= clusters) return;
+            if (descending) i = clusters - 1 - i;
+            const uint3 index = {static_cast<unsigned>(i % along) * size, static_cast<unsigned>(i / along % grid.y),
+                                 static_cast<unsigned>(i / along / grid.y)};
             address_fault = false;
-            if (processor.run_block(index)) continue;
+            if (processor.run_cluster(index)) continue;
             const std::lock_guard guard(lock);
             if (failed.exchange(true)) return;
             outcome.failure = address_fault ? Failure::kIllegalAddress : Failure::kKernel;
@@ -213,8 +214,8 @@ Outcome run_grid(const Launch& launch, bool descending) {
     Work work;
     work.launch = &launch;
     work.descending = descending;
-    work.blocks = uint64_t{launch.grid.x} * launch.grid.y * launch.grid.z;
-    const bool shared = work.blocks > 1;
+    work.clusters = uint64_t{launch.grid.x} / launch.kernel->cluster * launch.grid.y * launch.grid.z;
+    const bool shared = work.clusters > 1;
     if (shared) Helper::instance().begin(&work);
     work.run(processor);
     if (shared) Helper::instance().end();

@@ -82,6 +82,9 @@ CUresult make_kernel_call(const Call& call, const CUDA_KERNEL_NODE_PARAMS& p, Ke
     const unsigned threads = block[0] * block[1] * block[2];
     NXRT_REQUIRE(threads <= function->kernel->max_threads && threads <= 1024, CUDA_ERROR_INVALID_VALUE,
                  "%s: %u threads a block, compiled for %u", name, threads, function->kernel->max_threads);
+    const unsigned cluster = function->kernel->cluster;
+    NXRT_REQUIRE(grid[0] % cluster == 0 && (cluster == 1 || (threads % emulate::kWarp == 0 && cluster * threads <= emulate::kMaxThreads)),
+                 CUDA_ERROR_INVALID_VALUE, "%s: %u blocks of %u threads in x, in clusters of %u", name, grid[0], threads, cluster);
     NXRT_REQUIRE(p.sharedMemBytes <= unsigned(function->max_dynamic_shared), CUDA_ERROR_INVALID_VALUE,
                  "%s: %u bytes of dynamic shared memory, %d are allowed", name, p.sharedMemBytes, function->max_dynamic_shared);
     const size_t bytes = function->kernel->param_bytes;

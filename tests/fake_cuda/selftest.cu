@@ -1,4 +1,5 @@
 // Kernels that test the emulator (test_fake_cuda.py): right ones, and the wrong ones that it has to report.
+#include "cluster.cuh"
 #include "mma.cuh"
 
 using namespace nxrt;
@@ -36,6 +37,21 @@ NXRT_DEVICE void reverse(const Params& p) {
         value = fixed[(threadIdx.x + 1) % blockDim.x];
     }
     static_cast<uint32_t*>(p.out)[blockIdx.x * blockDim.x + threadIdx.x] = value;
+}
+
+// Hands each block's values to the block p.n behind it in its cluster of four. Modes: 1 does not wait for all blocks to have begun,
+// 2 expects too little.
+NXRT_DEVICE void pass_on(const Params& p) {
+    NXRT_DYNAMIC_SHARED(float, shared);
+    float* values = shared + 4;
+    Inbox& inbox = *reinterpret_cast<Inbox*>(shared);
+    const uint32_t i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (threadIdx.x == 0) open_inbox(inbox, blockDim.x * sizeof(float) / (p.mode == 2 ? 2 : 1));
+    cluster_arrive();
+    if (p.mode != 1) cluster_wait();
+    send((cluster_rank() + p.n) % 4, values[threadIdx.x], static_cast<const float*>(p.in)[i], inbox);
+    wait_for(inbox);
+    static_cast<float*>(p.out)[i] = values[blockDim.x - 1 - threadIdx.x] + 1;
 }
 
 // One warp-wide result a lane, of the operation that `mode` names.
@@ -178,6 +194,7 @@ NXRT_DEVICE void wrong(const Params& p) {
 
 NXRT_KERNEL(identify_kernel, Params, identify, 1024)
 NXRT_KERNEL(reverse_kernel, Params, reverse, 256)
+NXRT_KERNEL_CLUSTER(pass_on_kernel, Params, pass_on, 128, 1, 4)
 NXRT_KERNEL(warp_kernel, Params, warp_operations, 32)
 NXRT_KERNEL(reduce_kernel, Params, reductions, 1024)
 NXRT_KERNEL(product_f16, Params, (product<half>), 32)

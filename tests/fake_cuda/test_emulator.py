@@ -36,6 +36,27 @@ def test_barriers(ordered, block):
     assert (ordered.download(out, np.empty_like(data)).reshape(40, block) == expected).all()
 
 
+@pytest.mark.parametrize("by", [0, 1, 3])
+@pytest.mark.parametrize("block", [32, 128])
+def test_clusters(ordered, block, by):
+    data = np.arange(12 * block, dtype=np.float32)
+    pointer, out = ordered.upload(data), ordered.alloc(data.nbytes)
+    ordered.launch("pass_on_kernel", 12, block, Params(pointer, out, by), shared=4 * block + 16)
+    expected = np.roll(data.reshape(3, 4, block), by, axis=1)[:, :, ::-1] + 1
+    assert (ordered.download(out, np.empty_like(data)).reshape(3, 4, block) == expected).all()
+
+
+@pytest.mark.parametrize("mode, text", [(1, "may not have begun"), (2, "more was sent")])
+def test_wrong_use_of_a_cluster_is_reported(ordered, mode, text):
+    data = np.zeros(256, np.float32)
+    pointer, out = ordered.upload(data), ordered.alloc(data.nbytes)
+    assert ordered.try_launch("pass_on_kernel", 6, 32, Params(pointer, out, 1), shared=144) == 1
+    assert "in clusters of 4" in ordered.errors()[0]
+    ordered.launch("pass_on_kernel", 8, 32, Params(pointer, out, 1, mode), shared=144)
+    assert ordered.call("cuCtxSynchronize") == 719
+    assert text in ordered.errors()[-1]
+
+
 def warp_cases():
     lanes = np.arange(32)
     yield 0, 5, lambda v, n: v[lanes * n % 32]

@@ -416,6 +416,38 @@ def test_real_sizes(rng, dtype, v_heads, in_place):
     run(Layer(dtype=dtype, dk=128, dv=128, v_heads=v_heads), rng, in_place=in_place, fused="whole")
 
 
+SQUARE = {
+    "all": {},
+    "channels_last": dict(channels_last=True),
+    "other_order": dict(order="vkq"),
+    "linear": dict(rule="linear", gate=False),
+    "gated": dict(rule="gated", gate=False),
+    "delta": dict(rule="delta", gate=False),
+    "no_conv_bias": dict(conv_bias=False),
+    "no_activation": dict(activation="none"),
+    "no_norms": dict(norms=False),
+    "sigmoid_norm": dict(norm="sigmoid"),
+    "no_gate": dict(gate=False),
+}
+
+
+@pytest.mark.parametrize("dtype", [F16, BF16], ids=name_of)
+@pytest.mark.parametrize("batch, heads", [(1, 1), (2, 2)])
+@pytest.mark.parametrize("how", SQUARE)
+def test_square_states(rng, how, batch, heads, dtype):
+    """Few heads, each with a key: four blocks share one."""
+    layer = Layer(dtype=dtype, dk=128, dv=128, k_heads=heads, v_heads=heads, **SQUARE[how])
+    run(layer, rng, batch=batch, steps=(1, 1), fused="whole", beside="quarter")
+
+
+@pytest.mark.parametrize("batch, v_heads", [(1, 4), (3, 2)])
+@pytest.mark.parametrize("how", ["all", "channels_last", "delta"])
+def test_square_states_that_one_block_takes(rng, how, batch, v_heads):
+    """Heads that share a key, or many."""
+    layer = Layer(dk=128, dv=128, v_heads=v_heads, **SQUARE[how])
+    run(layer, rng, batch=batch, steps=(1, 1), fused="whole", beside="square")
+
+
 @pytest.mark.parametrize("dtype", [F16, BF16], ids=name_of)
 @pytest.mark.parametrize("v_heads", [2, 6])
 def test_f32_states(rng, dtype, v_heads):

@@ -110,6 +110,11 @@ impl DeviceInfo {
         Ok((device, info))
     }
 
+    /// Whether blocks may form clusters, which reach each other's shared memory.
+    pub fn has_clusters(&self) -> bool {
+        self.capability >= (9, 0)
+    }
+
     /// Whether a kernel may start before the one in front of it has ended (programmatic dependent launch).
     fn overlaps(&self) -> bool {
         self.capability >= (9, 0)

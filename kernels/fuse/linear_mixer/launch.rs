@@ -76,6 +76,10 @@ const MOST_SIZE: usize = 256;
 const SQUARE: usize = 128;
 /// Bytes of its sums, for each value head of a block.
 const SQUARE_SUMS: u32 = 8 * 296 * 4;
+/// Of `quarter.cu`: blocks of a value head, threads of a block and bytes of its shared memory.
+const QUARTERS: usize = 4;
+const QUARTER_THREADS: u32 = 128;
+const QUARTER_SHARED: u32 = 3376;
 /// GatedDeltaNet's norm adds this to the squares.
 const L2_EPSILON: f32 = 1e-12;
 
@@ -120,12 +124,18 @@ struct Part {
     channel: usize,
 }
 
-/// Whether `square.cu` takes it.
+/// Whether `square.cu` takes it, and `quarter.cu`.
 fn square_fits(sizes: &Sizes, params: &MixerParams) -> bool {
     let conv = !params.conv_weight.is_null() && params.taps == 4;
     // A Run's tensors and its workspace begin at multiples of 16.
     let aligned = [params.past, params.present, params.conv_weight].iter().all(|p| p.offset().is_multiple_of(16));
     sizes.dk == SQUARE && sizes.dv == SQUARE && conv && aligned && matches!(params.heads, 1 | 2)
+}
+
+/// Whether `quarter.cu`, whose blocks convolve a head's keys and queries each, takes what `square.cu` does.
+fn quarter_fits(device: &Device, sizes: &Sizes) -> bool {
+    let blocks = sizes.batch * sizes.v_heads * QUARTERS;
+    sizes.v_heads == sizes.k_heads && blocks <= 2 * device.multiprocessors() as usize
 }
 
 fn ptr(tensor: Option<DeviceTensor<'_>>) -> DevPtr {
@@ -148,7 +158,13 @@ impl Fused {
         self.add_norm(&members, &sizes, &mut params)?;
         let shares = if params.conv_weight.is_null() { sizes.v_heads / sizes.k_heads } else { 1 };
         params.heads = (sizes.v_heads / sizes.k_heads / shares) as u32;
-        if let (Some(square), true) = (&self.square, square_fits(&sizes, &params)) {
+        let square = self.square.as_ref().filter(|_| square_fits(&sizes, &params));
+        if let (Some(_), Some(quarter), true) = (square, &self.quarter, quarter_fits(device, &sizes)) {
+            let mut shape = linear(sizes.batch * sizes.v_heads * QUARTERS, QUARTER_THREADS);
+            shape.shared = QUARTER_SHARED;
+            return Some((quarter, shape, params));
+        }
+        if let Some(square) = square {
             let mut shape = linear(sizes.batch * sizes.k_heads, params.heads * HEAD_THREADS as u32);
             shape.shared = params.heads * SQUARE_SUMS;
             return Some((square, shape, params));

@@ -446,7 +446,7 @@ NXRT_DEVICE void mix(const MixerParams& p, Shared& shared) {
         const uint32_t head = live ? at.head(pass) : at.first;
         const uint64_t sequence_head = uint64_t(at.batch) * p.v_heads + head;
         state.load(p, sequence_head, 0, live);
-        gates.load_constants(p, head);
+        gates.load_constants<ExactMath>(p, head);
         gates.load<T>(p, at.batch, head);
         epilogue.load(p, at, head, live);
         const uint32_t end = 2 * p.dk + min(at.at_once, p.heads - pass) * p.dv;

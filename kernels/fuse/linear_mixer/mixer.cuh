@@ -86,9 +86,11 @@ NXRT_DEVICE float gate_element(const void* from, bool f32, uint64_t i) {
 struct Gates {
     float decay, beta, factor, bias;
 
+    template <class Math>
     NXRT_DEVICE void load_constants(const MixerParams& p, uint32_t head) {
         factor = p.gate ? p.gate_factor[head] : 0.0f;
         bias = p.gate ? p.gate_bias[head] : 0.0f;
+        if (p.gate >= kLogSoftplus) factor = Math::exp(factor);
     }
     template <class T>
     NXRT_DEVICE void load(const MixerParams& p, uint64_t batch, uint32_t head) {
@@ -103,8 +105,8 @@ struct Gates {
         switch (p.decay ? p.gate : kGiven) {
             case kGiven: break;
             case kSoftplus: decay = factor * Math::softplus(raw); break;
-            case kLogSoftplus: decay = -Math::exp(factor) * Math::softplus(raw); break;
-            default: decay = p.lower_bound * Math::sigmoid(Math::exp(factor) * raw);
+            case kLogSoftplus: decay = -factor * Math::softplus(raw); break;
+            default: decay = p.lower_bound * Math::sigmoid(factor * raw);
         }
         decay = Math::exp(decay);
         if (p.beta && p.sigmoid_beta) beta = Math::sigmoid(beta);

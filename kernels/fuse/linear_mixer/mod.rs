@@ -118,6 +118,8 @@ struct Fused {
     long: Option<Function>,
     /// For 16-bit states of 128 x 128.
     square: Option<Function>,
+    /// The same on a device that has clusters, for few sequences.
+    quarter: Option<Function>,
     dtype: DType,
     /// Of an element of the recurrent state.
     state_bytes: usize,
@@ -150,15 +152,20 @@ fn build(found: &Occurrence<'_>) -> Result<Built> {
     let split = mixer.joint.as_ref().and_then(|joint| joint.split);
     let conv = mixer.conv().map(node);
     let norm = mixer.norm.map(node);
-    let square = match name.as_str() {
-        "k_major_f16_f16" => Some("k_major_128_f16"),
-        "k_major_bf16_bf16" => Some("k_major_128_bf16"),
+    let half = match name.as_str() {
+        "k_major_f16_f16" => Some("f16"),
+        "k_major_bf16_bf16" => Some("bf16"),
         _ => None,
+    };
+    let sized = |file: &str| {
+        let of = |t| found.device.function(&format!("fuse_linear_mixer_{file}"), &format!("k_major_{file}_{t}"));
+        half.map(of).transpose()
     };
     Ok(Some(Box::new(Fused {
         function: function(&name)?,
         long: core.delta_net.then(|| function(&name.replace("v_major", "v_major_long"))).transpose()?,
-        square: square.map(|name| found.device.function("fuse_linear_mixer_square", name)).transpose()?,
+        square: sized("square")?,
+        quarter: if found.device.info().has_clusters() { sized("quarter")? } else { None },
         dtype: query.dtype,
         state_bytes: if name.ends_with("f32") { 4 } else { 2 },
         core,

@@ -4,20 +4,17 @@
 // of four rows of its head's state in registers, as operands of products on tensor cores: a warp has 16 rows of 64 columns,
 // and multiplies them, transposed, with the key and the query. Each of these is the sum of two 16-bit floats, the second one
 // the first one's error.
+#include "channel.cuh"
 #include "fragments.cuh"
-#include "mixer.cuh"
 
 using namespace nxrt;
 using namespace nxrt::linear_mixer;
 
 constexpr unsigned kHeadThreads = 512;
 constexpr unsigned kHeadWarps = kHeadThreads / kWarpSize;
-constexpr unsigned kSize = 128;  // D and E
 constexpr unsigned kMostHeads = 2;
 // Warps along D.
 constexpr unsigned kSlices = 8;
-// Of the rest: it is stored times this.
-constexpr float kRest = 2048.0f;
 // The key, its rest, the query, its rest: elements from one to the next. What follows is padded as well, so that the lanes of
 // an access meet in no bank.
 constexpr unsigned kVector = kSize + 16;
@@ -35,58 +32,6 @@ struct Shared {
     float gram[3][2 * kSlices];
     float decay[kMostHeads];
     float beta[kMostHeads];
-};
-
-// One channel of the convolution.
-template <class T>
-struct Channel {
-    Vec<T, 4> weight;
-    T bias, past[3], x;
-    const T* from;
-    uint64_t state;
-    bool live;
-
-    NXRT_DEVICE Channel(const MixerParams& p, uint32_t batch, uint32_t k_head, uint32_t heads) {
-        const uint32_t i = threadIdx.x;
-        live = i < (2 + heads) * kSize;
-        uint32_t c, channel;
-        if (i < 2 * kSize) {
-            const bool is_k = i >= kSize;
-            c = k_head * kSize + (i & (kSize - 1));
-            from = static_cast<const T*>(is_k ? p.k : p.q) + batch * (is_k ? p.k_stride : p.q_stride) + c;
-            channel = (is_k ? p.k_channel : p.q_channel) + c;
-        } else {
-            c = k_head * heads * kSize + (i - 2 * kSize);
-            from = static_cast<const T*>(p.v) + batch * p.v_stride + c;
-            channel = p.v_channel + c;
-        }
-        state = uint64_t(batch) * p.channels * 3 + uint64_t(channel) * p.conv_channel;
-        bias = x = past[0] = past[1] = past[2] = from_float<T>(0.0f);
-        weight = {};
-        if (!live) return;
-        weight = load_vec<T, 4>(static_cast<const T*>(p.conv_weight) + channel * 4);
-        if (p.conv_bias) bias = static_cast<const T*>(p.conv_bias)[channel];
-    }
-    NXRT_DEVICE void load_past(const MixerParams& p) {
-        if (!live || !p.conv_past) return;
-        const T* at = static_cast<const T*>(p.conv_past) + state;
-#pragma unroll
-        for (int j = 0; j < 3; ++j) past[j] = at[j * p.conv_step];
-    }
-    NXRT_DEVICE float convolve(const MixerParams& p) const {
-        float sum = fmaf(to_float(weight[0]), to_float(past[0]), to_float(bias));
-        sum = fmaf(to_float(weight[1]), to_float(past[1]), sum);
-        sum = fmaf(to_float(weight[2]), to_float(past[2]), sum);
-        sum = fmaf(to_float(weight[3]), to_float(x), sum);
-        return p.conv_silu ? sum * FastMath::sigmoid(sum) : sum;
-    }
-    NXRT_DEVICE void store(const MixerParams& p) const {
-        if (!live || !p.conv_present) return;
-        T* at = static_cast<T*>(p.conv_present) + state;
-        at[0] = past[1];
-        at[p.conv_step] = past[2];
-        at[2 * p.conv_step] = x;
-    }
 };
 
 // A thread's part of a state, of element type T: rows first .. + 4, columns column .. + 8. Word j of a pair of rows has both
@@ -142,11 +87,6 @@ struct Tile {
     }
 };
 
-NXRT_DEVICE float inverse(uint32_t wanted, float squares, float epsilon) {
-    // Zeros stay zeros.
-    return !wanted ? 1.0f : squares + epsilon > 0.0f ? rsqrtf(squares + epsilon) : 0.0f;
-}
-
 // Over the key dims: k k, k q, q q.
 struct Gram {
     float kk, kq, qq;
@@ -191,29 +131,34 @@ NXRT_DEVICE void square(const MixerParams& p) {
     const uint32_t gate_head = k_head * heads + lane % heads;
     sums += which * (kSlices * kSlice);
 
-    Channel<T> channel(p, batch, k_head, heads);
+    const bool live = threadIdx.x < (2 + heads) * kSize;
+    Channel<T> channel;
+    if (threadIdx.x < kSize) {
+        channel.locate(p, batch, p.q, p.q_stride, p.q_channel, k_head * kSize + threadIdx.x);
+    } else if (threadIdx.x < 2 * kSize) {
+        channel.locate(p, batch, p.k, p.k_stride, p.k_channel, k_head * kSize + threadIdx.x - kSize);
+    } else if (live) {
+        channel.locate(p, batch, p.v, p.v_stride, p.v_channel, k_head * heads * kSize + threadIdx.x - 2 * kSize);
+    }
     Gates gates = {};
-    if (gating) gates.load_constants(p, gate_head);
+    if (gating) gates.load_constants<FastMath>(p, gate_head);
     T gamma = from_float<T>(0.0f), z = gamma;
     if (p.gamma) gamma = static_cast<const T*>(p.gamma)[column];
     if (!p.early) grid_dependency_wait();
     Tile<T> tile(warp);
-    channel.load_past(p);
+    if (live) channel.load_past(p, batch);
     tile.load(p, sequence_head);
 
     grid_dependency_wait();
-    if (channel.live) channel.x = *channel.from;
+    if (live) channel.x = *channel.from;
     if (gating) gates.load<T>(p, batch, gate_head);
     if (p.gamma) z = static_cast<const T*>(p.z)[sequence_head * kSize + column];
-    if (channel.live) {
+    if (live) {
         const float x = channel.convolve(p);
         const unsigned i = threadIdx.x % kSize;
         if (threadIdx.x < 2 * kSize) {
             const bool is_k = threadIdx.x >= kSize;
-            T* to = shared.operands + (is_k ? 0 : 2 * kVector) + i;
-            const T rounded = from_float<T>(x);
-            to[0] = rounded;
-            to[kVector] = from_float<T>((x - to_float(rounded)) * kRest);
+            split_in_two(shared.operands + (is_k ? 0 : 2 * kVector) + i, kVector, x);
             if (is_k) shared.key[i] = x;
         } else {
             shared.value[threadIdx.x / kSize - 2][i] = x;
@@ -275,8 +220,8 @@ NXRT_DEVICE void square(const MixerParams& p) {
         out *= gate * rsqrtf(fmaf((all[0] + all[1]) + (all[2] + all[3]), 1.0f / kSize, p.epsilon));
     }
     if (t == 0) static_cast<T*>(p.y)[sequence_head * kSize + column] = from_float<T>(out);
-    channel.store(p);
+    if (live) channel.store(p, batch);
 }
 
-NXRT_KERNEL_EARLY(k_major_128_f16, MixerParams, (square<half>), 1024)
-NXRT_KERNEL_EARLY(k_major_128_bf16, MixerParams, (square<bf16>), 1024)
+NXRT_KERNEL_EARLY(k_major_square_f16, MixerParams, (square<half>), 1024)
+NXRT_KERNEL_EARLY(k_major_square_bf16, MixerParams, (square<bf16>), 1024)
