@@ -31,7 +31,7 @@ class Products:
     M: tuple = (1, 1)
     K: int = 256
     # Columns of each product; "f" in `kinds` is one by 16-bit weights.
-    N: tuple = (48, 16, 4)
+    N: tuple = (48, 16, 12)
     kinds: str = "qqf"
     norm: str = "skip"  # skip, rms, none
     sum_read: bool = True
