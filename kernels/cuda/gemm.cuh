@@ -1,8 +1,8 @@
 // Products of many rows with weights in fragments on tensor cores: an asynchronous pipeline of chunks through shared memory,
-// weights decoded in registers, float accumulates.
+// weights decoded in registers, float accumulates. Hopper has wgemm.cuh instead.
 #pragma once
 
-#include "product.cuh"
+#include "tile_output.cuh"
 
 namespace nxrt {
 
@@ -165,60 +165,28 @@ struct Gemm {
         }
     }
 
-    // A part's sums as they are, to [part, m, n].
-    NXRT_DEVICE void store_part(float* parts) const {
-        float* to = parts + uint64_t(blockIdx.y) * p.m * w.n;
-        const unsigned lane = lane_id(), warp = warp_id();
+    // Calls f(sums, row, column) with the place of the first sum in the block's tile of y.
+    template <class F>
+    NXRT_DEVICE void for_sums(F f) {
+        const int lane = int(lane_id()), warp = int(warp_id());
 #pragma unroll
         for (int t = 0; t < TILES; ++t)
 #pragma unroll
             for (int i = 0; i < kStrips; ++i)
-#pragma unroll
-                for (int j = 0; j < 4; ++j) {
-                    const uint32_t column = (tile0 + warp / 2 * TILES + t) * kTileRows + lane / 4 + j / 2 * 8;
-                    const uint32_t row = row0 + warp % 2 * ROWS + i * 8 + lane % 4 * 2 + j % 2;
-                    if (row < p.m && column < w.n) to[uint64_t(row) * w.n + column] = sum[t][i][j];
-                }
+                f(sum[t][i], warp % 2 * ROWS + i * 8 + lane % 4 * 2, (warp / 2 * TILES + t) * int(kTileRows) + lane / 4);
     }
 
     // Turns the sums round through shared memory, so that rows are stored in vectors.
-    NXRT_DEVICE void store(T* y) const {
+    NXRT_DEVICE void store(const TileOutput& output, T* y) {
         T* out = reinterpret_cast<T*>(shared);
-        const unsigned lane = lane_id(), warp = warp_id();
+        for_sums([&](float(&d)[4], int r, int c) {
+            output.scale(d);
+            if (p.c) output.add_c<T>(d, r, c);
 #pragma unroll
-        for (int t = 0; t < TILES; ++t) {
-            const int column = int(warp / 2 * TILES + t) * int(kTileRows) + int(lane / 4);
-#pragma unroll
-            for (int i = 0; i < kStrips; ++i) {
-                const int row = int(warp % 2) * ROWS + i * 8 + int(lane % 4) * 2;
-#pragma unroll
-                for (int j = 0; j < 4; ++j)
-                    out[(row + j % 2) * kOutRow + column + j / 2 * 8] = finished(sum[t][i][j], row + j % 2, column + j / 2 * 8);
-            }
-        }
+            for (int j = 0; j < 4; ++j) out[(r + j % 2) * kOutRow + c + j / 2 * 8] = from_float<T>(d[j]);
+        });
         __syncthreads();
-        const bool vectors = (reinterpret_cast<uintptr_t>(y) | w.n * 2) % 16 == 0;
-        constexpr int PIECES = kBlockColumns / 8;
-        for (int piece = int(threadIdx.x); piece < kBlockRows * PIECES; piece += kThreads) {
-            const uint32_t r = piece / PIECES, c = piece % PIECES * 8;
-            const uint32_t row = row0 + r, column = tile0 * kTileRows + c;
-            if (row >= p.m || column >= w.n) continue;
-            T* to = y + uint64_t(row) * w.n + column;
-            const T* from = out + r * kOutRow + c;
-            if (vectors) {
-                store_vec<T, 8>(to, load_vec<T, 8>(from));
-            } else {
-                for (uint32_t j = 0; j < 8 && column + j < w.n; ++j) to[j] = from[j];
-            }
-        }
-    }
-
-    NXRT_DEVICE T finished(float total, int r, int c) const {
-        const uint32_t m = row0 + r, n = tile0 * kTileRows + c;
-        total *= p.alpha;
-        if (p.c && m < p.m && n < w.n)
-            total += p.beta * to_float(static_cast<const T*>(p.c)[uint64_t(m) * p.c_row + uint64_t(n) * p.c_column]);
-        return from_float<T>(total);
+        output.store<T, kBlockRows, kBlockColumns, kOutRow, kThreads>(out, y);
     }
 
     NXRT_DEVICE void run() {
@@ -236,12 +204,7 @@ struct Gemm {
             y += uint64_t(p.batch.index()) * p.m * w.n;
         }
         wide = (reinterpret_cast<uintptr_t>(x) | p.x_row * 2 | w.k * 2) % 16 == 0;
-#pragma unroll
-        for (int t = 0; t < TILES; ++t)
-#pragma unroll
-            for (int i = 0; i < kStrips; ++i)
-#pragma unroll
-                for (int j = 0; j < 4; ++j) sum[t][i][j] = 0;
+for_sums([](float(&d)[4], int, int) { d[0] = d[1] = d[2] = d[3] = 0; });
 
         // blockIdx.y: parts of K, of which none is empty.
         const uint32_t part = ceil_div(w.chunks, gridDim.y);
@@ -260,10 +223,11 @@ struct Gemm {
         }
         cp_async_wait<0>();
         __syncthreads();
+        const TileOutput output{p, row0, tile0 * kTileRows};
         if (gridDim.y > 1) {
-            store_part(static_cast<float*>(p.y));
+            for_sums([&](const float(&d)[4], int r, int c) { output.store_part(d, r, c); });
         } else {
-            store(y);
+            store(output, y);
         }
     }
 };

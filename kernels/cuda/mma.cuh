@@ -47,8 +47,24 @@ NXRT_DEVICE uint32_t transpose_8x8(uint32_t x) {
     return __byte_perm(a, b, g % 2 ? 0x7632 : 0x5410);
 }
 
+NXRT_DEVICE void stmatrix_x4_trans(const uint32_t (&r)[4], void* row) {
+    const unsigned lane = lane_id();
+    for (unsigned m = 0; m < 4; ++m) {
+        uint16_t values[8];
+        for (unsigned i = 0; i < 8; ++i) {
+            const uint32_t pair = __shfl_sync(kFullMask, r[m], static_cast<int>(i * 4 + lane % 8 / 2));
+            values[i] = static_cast<uint16_t>(pair >> lane % 2 * 16);
+        }
+        emulate::check_aligned(row, 16);
+        if (lane / 8 == m) __builtin_memcpy(row, values, sizeof values);
+    }
+}
+
 NXRT_DEVICE void cp_async_16(void* shared, const void* global, bool valid = true) {
-    emulate::cp_async_16(shared, global, valid);
+    emulate::cp_async(shared, global, 16, valid);
+}
+NXRT_DEVICE void cp_async_4(void* shared, const void* global, bool valid = true) {
+    emulate::cp_async(shared, global, 4, valid);
 }
 NXRT_DEVICE void cp_async_commit() { emulate::cp_async_commit(); }
 template <int N>
@@ -114,6 +130,14 @@ NXRT_LDMATRIX_X2(ldmatrix_x2_trans, ".trans")
 #undef NXRT_LDMATRIX_X4
 #undef NXRT_LDMATRIX_X2
 
+// sm_90: four matrices of which a lane has in r[m] rows t, t+1 of column g, stored to rows whose addresses lanes hold as above.
+NXRT_DEVICE void stmatrix_x4_trans(const uint32_t (&r)[4], void* row) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};"
+                 :
+                 : "r"(detail::shared_address(row)), "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3])
+                 : "memory");
+}
+
 // Of a matrix of 8 rows of 8 halves, a lane gives M[g][t..t+2] and gets M[t..t+2][g].
 NXRT_DEVICE uint32_t transpose_8x8(uint32_t x) {
     uint32_t r;
@@ -125,6 +149,14 @@ NXRT_DEVICE uint32_t transpose_8x8(uint32_t x) {
 NXRT_DEVICE void cp_async_16(void* shared, const void* global, bool valid = true) {
     const int bytes = valid ? 16 : 0;
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
+                 :
+                 : "r"(detail::shared_address(shared)), "l"(global), "r"(bytes)
+                 : "memory");
+}
+// The same for 4 bytes.
+NXRT_DEVICE void cp_async_4(void* shared, const void* global, bool valid = true) {
+    const int bytes = valid ? 4 : 0;
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;"
                  :
                  : "r"(detail::shared_address(shared)), "l"(global), "r"(bytes)
                  : "memory");

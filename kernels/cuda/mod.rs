@@ -11,6 +11,7 @@ mod launch;
 pub mod number;
 mod product;
 mod program;
+mod tiles;
 pub mod walk;
 mod weights;
 

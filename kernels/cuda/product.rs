@@ -1,6 +1,7 @@
 //! Products with weights in fragments: their parameters, the choice of kernel, the launch. Any op that multiplies by a
 //! matrix of weights uses this.
 
+use super::tiles::GemmKernels;
 use super::{Batch, DevPtr, Device, LaunchCx, Weights, linear, suffix};
 use crate::kernel_params;
 use crate::quant::nbits::{Layout, ZeroPoint};
@@ -81,7 +82,7 @@ kernel_params! {
     }
 }
 
-/// Rows that the GEMV kernels take: past these, tiles of 64 and more rows win.
+/// Rows that the GEMV kernels take: past these, GEMM kernels win.
 const GEMV_ROWS: usize = 16;
 /// Rows that one block of a GEMV takes (`kGemvRows`).
 const GEMV_STEP: usize = 8;
@@ -93,33 +94,10 @@ pub struct ProductKernels {
     gemv: Function,
     /// The GEMV for whole groups of two chunks.
     lean: Option<Function>,
-    large: Tiles,
-    small: Tiles,
+    gemm: GemmKernels,
     /// Adds up the parts of K.
     parts: Function,
     bits: usize,
-}
-
-/// A GEMM kernel.
-struct Tiles {
-    function: Function,
-    /// Rows and columns of a block.
-    size: usize,
-    /// Bytes of shared memory.
-    shared: u32,
-}
-
-impl Tiles {
-    fn new(function: Function, size: usize, bits: usize) -> Self {
-        const STAGES: usize = 3;
-        let stage = size * 64 * bits / 8 + size * 64 * 2;
-        let out = size * (size + 8) * 2;
-        Self { function, size, shared: (STAGES * stage).max(out) as u32 }
-    }
-
-    fn blocks(&self, m: usize, n: usize) -> usize {
-        m.div_ceil(self.size) * n.div_ceil(self.size)
-    }
 }
 
 impl ProductKernels {
@@ -135,13 +113,15 @@ impl ProductKernels {
         let way = if after { "after" } else { "before" };
         let zeros = if layout.zero_point == ZeroPoint::Bytes { "bytes" } else { "plain" };
         let lean = after && bits == 4 && block <= 128;
-        let gemm = |size: &str| device.function("matmul_nbits_gemm", &format!("gemm_{bits}_{size}_{suffix}"));
+        let gemm = |hopper: bool, size: &str| {
+            let kind = if hopper { "wgemm" } else { "gemm" };
+            device.function(&format!("matmul_nbits_{kind}"), &format!("{kind}_{bits}_{size}_{suffix}"))
+        };
         let lean = lean.then(|| device.function("matmul_nbits_gemv4", &format!("gemv4_{block}_{zeros}_{suffix}")));
         Ok(Self {
             gemv: device.function("matmul_nbits_gemv", &format!("gemv_{bits}_{way}_{suffix}"))?,
             lean: lean.transpose()?,
-            large: Tiles::new(gemm("large")?, 128, bits),
-            small: Tiles::new(gemm("small")?, 64, bits),
+            gemm: GemmKernels::new(device, bits, gemm)?,
             parts: device.function("cuda_parts", &format!("add_parts_{suffix}"))?,
             bits,
         })
@@ -152,12 +132,14 @@ impl ProductKernels {
     /// # Errors
     /// When this build has no such kernels.
     pub fn halves(device: &Device, suffix: &str) -> Result<Self> {
-        let find = |name: &str| device.function("matmul_fragments", &format!("{name}_{suffix}"));
+        let gemm = |hopper: bool, size: &str| match hopper {
+            true => device.function("matmul_wgemm", &format!("wgemm_{size}_{suffix}")),
+            false => device.function("matmul_fragments", &format!("gemm_{size}_{suffix}")),
+        };
         Ok(Self {
-            gemv: find("gemv")?,
+            gemv: device.function("matmul_fragments", &format!("gemv_{suffix}"))?,
             lean: None,
-            large: Tiles::new(find("gemm_large")?, 128, 16),
-            small: Tiles::new(find("gemm_small")?, 64, 16),
+            gemm: GemmKernels::new(device, 16, gemm)?,
             parts: device.function("cuda_parts", &format!("add_parts_{suffix}"))?,
             bits: 16,
         })
@@ -185,32 +167,18 @@ impl ProductKernels {
             return cx.push(function, LaunchShape { overlap: constant, ..shape }, params);
         }
         let sms = cx.device().multiprocessors() as usize;
-        let fits = self.large.shared <= cx.device().shared_limit();
-        // Large tiles need fewer loads, small ones reach more multiprocessors.
-        let large = fits && m > 64 && self.large.blocks(m, n) * batch >= sms;
-        let tiles = if large { &self.large } else { &self.small };
-        let blocks = tiles.blocks(m, n);
-        let parts = if batch == 1 { parts(blocks, params.w.chunks(), sms) } else { 1 };
-        let grid = [blocks as u32, parts as u32, batch as u32];
-        let shape = LaunchShape { grid, block: [128, 1, 1], shared: tiles.shared, overlap: true };
+        let (gemm, shape) = self.gemm.choose([m, n], params.w.chunks(), batch, sms);
+        let parts = shape.grid[1] as usize;
         if parts == 1 {
-            return cx.push(&tiles.function, shape, params);
+            return cx.push(gemm, shape, params);
         }
         let sums = cx.scratch(parts * m * n * size_of::<f32>());
-        cx.push(&tiles.function, shape, &ProductParams { y: sums, ..*params })?;
+        cx.push(gemm, shape, &ProductParams { y: sums, ..*params })?;
         let ProductParams { c, y, c_row, c_column, alpha, beta, .. } = *params;
         let (count, rows) = (parts as u32, params.m);
         let add = PartsParams { parts: sums, c, y, count, m: rows, n: n as u32, c_row, c_column, alpha, beta, pad: 0 };
         cx.push(&self.parts, linear((m * n).div_ceil(256).min(8 * sms), 256), &add)
     }
-}
-
-/// Parts of K that blocks share, none of them empty: as many as give each multiprocessor two blocks, and each block enough
-/// chunks to fill its pipeline.
-fn parts(blocks: usize, chunks: usize, sms: usize) -> usize {
-    const FEWEST: usize = 8;
-    let wanted = (2 * sms / blocks.max(1)).min(chunks / FEWEST).max(1);
-    chunks.max(1).div_ceil(chunks.max(1).div_ceil(wanted))
 }
 
 /// Bytes of shared memory in which a GEMV adds up (`kGemvWarps`, `kGemvRows`, tiles of 16; twice).

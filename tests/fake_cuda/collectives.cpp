@@ -149,11 +149,11 @@ void ldmatrix(uint32_t* r, unsigned matrices, const void* row, bool transposed) 
     std::memcpy(r, own_slot(Collective::kLdmatrix, &row, sizeof row, finish_ldmatrix, argument).bytes, matrices * sizeof *r);
 }
 
-void cp_async_16(void* shared, const void* global, bool valid) {
-    check_aligned(shared, 16);
-    check_aligned(global, 16);
+void cp_async(void* shared, const void* global, unsigned bytes, bool valid) {
+    check_aligned(shared, bytes);
+    check_aligned(global, bytes);
     Fiber& fiber = current();
-    fiber.copies.push_back({shared, global, valid, fiber.group});
+    fiber.copies.push_back({shared, global, bytes, valid, fiber.group});
 }
 
 void cp_async_commit() { ++current().group; }
@@ -163,9 +163,9 @@ void cp_async_wait(unsigned newest) {
     auto copy = fiber.copies.begin();
     for (; copy != fiber.copies.end() && copy->group + newest < fiber.group; ++copy) {
         if (copy->valid) {
-            std::memcpy(copy->to, copy->from, 16);
+            std::memcpy(copy->to, copy->from, copy->bytes);
         } else {
-            std::memset(copy->to, 0, 16);
+            std::memset(copy->to, 0, copy->bytes);
         }
     }
     fiber.copies.erase(fiber.copies.begin(), copy);

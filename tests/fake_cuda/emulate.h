@@ -75,7 +75,7 @@ NXRT_EMULATE_API void mma_m16n8k16_bf16(float* d, const uint32_t* a, const uint3
 NXRT_EMULATE_API void mma_m16n8k8_tf32(float* d, const float* a, const float* b);
 NXRT_EMULATE_API void ldmatrix(uint32_t* r, unsigned matrices, const void* row, bool transposed);
 // The copy takes place in cp_async_wait, so that a kernel that does not wait reads stale data.
-NXRT_EMULATE_API void cp_async_16(void* shared, const void* global, bool valid);
+NXRT_EMULATE_API void cp_async(void* shared, const void* global, unsigned bytes, bool valid);
 NXRT_EMULATE_API void cp_async_commit();
 NXRT_EMULATE_API void cp_async_wait(unsigned newest);
 

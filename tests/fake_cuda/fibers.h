@@ -28,6 +28,7 @@ struct Launch {
 struct Copy {
     void* to;
     const void* from;
+    unsigned bytes;
     bool valid;
     unsigned group;
 };

@@ -17,10 +17,11 @@ import sys
 
 import numpy as np
 import onnxruntime as ort
-from onnx import TensorProto, helper
+from onnx import GraphProto, TensorProto, helper, numpy_helper
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 from fake_cuda.control import FakeCuda  # noqa: E402
+from reference.quant import matmul_nbits  # noqa: E402
 
 EP = "NxrtCudaExecutionProvider"
 LIBRARY, DRIVER = sys.argv[1:3] if len(sys.argv) > 3 else ("", "")
@@ -49,7 +50,12 @@ def session(options: dict[str, str] | None = None, ep: str = EP, entries: dict[s
     """A session that has the EP, whatever node it takes."""
     info = lambda name: helper.make_tensor_value_info(name, TensorProto.FLOAT, ["N"])  # noqa: E731
     nodes = [helper.make_node("Tan", ["a"], ["b"]), helper.make_node("Add", ["b", "a"], ["c"])]
-    graph = helper.make_graph(nodes, "g", [info("a")], [info("c")])
+    return session_of(helper.make_graph(nodes, "g", [info("a")], [info("c")]), options, ep, entries)
+
+
+def session_of(
+    graph: GraphProto, options: dict[str, str] | None = None, ep: str = EP, entries: dict[str, str] | None = None
+):
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
     so = ort.SessionOptions()
     so.log_severity_level = 4
@@ -231,6 +237,32 @@ def many_gpus():
     np.testing.assert_array_equal(on_device(bytes_of(100), 7).numpy(), bytes_of(100))
 
 
+def gpus_before_hopper_multiply_many_rows():
+    driver = fake()
+    driver.set_capability(8, 9)
+    register()
+    rng = np.random.default_rng(1)
+    K, block_size = 200, 32
+    attrs = dict(domain="com.microsoft", K=K, bits=4, block_size=block_size)
+    for M, N, tile in ((40, 50, "small"), (300, 1100, "large")):
+        a, w = (rng.standard_normal(shape).astype(np.float16) for shape in ((M, K), (K, N)))
+        blocks = rng.integers(0, 256, (N, -(-K // block_size), block_size // 2), dtype=np.uint8)
+        scales = rng.uniform(0.01, 0.02, blocks.shape[:2]).astype(np.float16)
+        nodes = [
+            helper.make_node("MatMul", ["a", "w"], ["halves"]),
+            helper.make_node("MatMulNBits", ["a", "blocks", "scales"], ["quantised"], N=N, **attrs),
+        ]
+        info = lambda name, n: helper.make_tensor_value_info(name, TensorProto.FLOAT16, ["M", n])  # noqa: E731
+        constants = [numpy_helper.from_array(v, k) for k, v in dict(w=w, blocks=blocks, scales=scales).items()]
+        graph = helper.make_graph(nodes, "g", [info("a", K)], [info("halves", N), info("quantised", N)], constants)
+        got = session_of(graph).run(None, {"a": a})
+        b = matmul_nbits(np.eye(K), blocks, scales, bits=4, block_size=block_size, N=N, K=K)
+        for y, right in zip(got, (w.astype(float), b)):
+            np.testing.assert_allclose(y, a.astype(float) @ right, atol=2e-3 * np.abs(y).max(), rtol=2e-3)
+        assert {f"gemm_{tile}_f16", f"gemm_4_{tile}_f16"} <= set(driver.kernels())
+    in_order(driver)
+
+
 def options_of_orts_cuda_ep():
     register("CUDAExecutionProvider")
     name = "CUDAExecutionProvider"
@@ -308,8 +340,8 @@ def exit_with_values_alive():
     keep = on_device(bytes_of(1000)), session(), pinned(100)
 
 
-_SERVANTS = ("main", "run", "cases", "register", "devices", "fake", "in_order", "session", "bytes_of", "on_device",
-             "empty", "pinned")  # fmt: skip
+_SERVANTS = ("main", "run", "cases", "register", "devices", "fake", "in_order", "session", "session_of", "bytes_of",
+             "on_device", "empty", "pinned")  # fmt: skip
 
 
 def cases() -> list[str]:

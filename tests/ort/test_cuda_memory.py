@@ -18,6 +18,7 @@ CASES = [
     "cached_memory_goes_when_memory_is_short",
     "copies_between_devices",
     "exit_with_values_alive",
+    "gpus_before_hopper_multiply_many_rows",
     "many_gpus",
     "memory_is_flat",
     "no_gpu_is_no_error",

@@ -123,6 +123,42 @@ def test_matmul_nbits_long_rows(rng, bits, M, N, K, dtype):
     case(rng, M=M, N=N, K=K, bits=bits, dtype=dtype, zero_points="packed", bias=True, ort_cpu=ort_cpu)
 
 
+# M, N for which the fake GPU's kernel makes such tiles; all are cut off at both ends.
+TILES = {"small": (17, 50), "medium": (60, 2000), "large": (200, 1000)}
+
+
+def check_tile(kernel, dtype):
+    if STATE.fake:
+        assert f"{kernel}_{name_of(dtype)}" in STATE.fake.kernels()
+        STATE.fake.clear_log()
+
+
+@pytest.mark.parametrize("dtype", [F16, BF16], ids=name_of)
+@pytest.mark.parametrize(
+    "bits, block_size, zero_points",
+    [(2, 16, "packed"), (2, 64, None), (4, 16, "float"), (4, 32, "packed"), (4, 128, None), (4, 256, "packed"),
+     (8, 16, "packed"), (8, 32, None), (8, 64, "float")],
+)  # fmt: skip
+@pytest.mark.parametrize("tile", TILES)
+def test_matmul_nbits_tiles(rng, tile, bits, block_size, zero_points, dtype):
+    M, N = TILES[tile]
+    refused = dtype == BF16 or (bits == 8 and zero_points == "float")
+    case(
+        rng, M=M, N=N, K=block_size + 136, bits=bits, block_size=block_size, dtype=dtype, zero_points=zero_points,
+        bias=block_size == 32, ort_cpu="refuses" if refused else "agrees",
+    )
+    check_tile(f"wgemm_{bits}_{tile}", dtype)
+
+
+@pytest.mark.parametrize("dtype", [F16, BF16], ids=name_of)
+@pytest.mark.parametrize("K", [136, 131], ids=["vectors", "ragged"])
+@pytest.mark.parametrize("tile", TILES)
+def test_tiles(rng, tile, K, dtype):
+    M, N = TILES[tile]
+    product(rng, (M, K), (K, N), dtype, True)
+    check_tile(f"wgemm_{tile}", dtype)
+
+
 @pytest.mark.parametrize("dtype", [F32, F16], ids=name_of)
 @pytest.mark.parametrize("M", [4, 40])
 @pytest.mark.parametrize("bits", [2, 4, 8])
