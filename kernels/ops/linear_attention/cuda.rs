@@ -125,8 +125,13 @@ pub struct Kernels {
     chunks: Option<Chunks>,
 }
 
-/// The kernels of `chunks_prepare.cu` and `chunks_walk.cu`, by D.
-struct Chunks([(usize, Prepare, Walk); 3]);
+/// The kernels of `chunks_prepare.cu` and `chunks_walk.cu`.
+struct Chunks {
+    /// By D.
+    kernels: [(usize, Prepare, Walk); 3],
+    /// Whether a state in two parts of the queries' type is as good as one of f32: two of bf16 have 16 bits.
+    exact: bool,
+}
 
 /// What does not depend on the state, for all chunks.
 type Prepare = Function;
@@ -164,21 +169,23 @@ impl Record {
 }
 
 impl Chunks {
-    fn new(device: &Device, suffix: &str) -> Result<Self> {
+    fn new(device: &Device, dtype: DType) -> Result<Self> {
+        let suffix = suffix(dtype);
         let kernels = |rows: usize| -> Result<_> {
             let function = |name: &str| {
                 device.function(&format!("linear_attention_chunks_{name}"), &format!("{name}_{rows}_{suffix}"))
             };
             Ok((rows, function("prepare")?, function("walk")?))
         };
-        Ok(Self([kernels(64)?, kernels(128)?, kernels(256)?]))
+        Ok(Self { kernels: [kernels(64)?, kernels(128)?, kernels(256)?], exact: dtype == DType::F16 })
     }
 
     /// The kernels for `call`, and the second one's shared memory; none where only the scan fits.
     fn of(&self, cx: &LaunchCx<'_>, call: &Call) -> Option<(&Prepare, &Walk, u32)> {
-        let (_, prepare, walk) = self.0.iter().find(|(rows, ..)| call.dk == *rows)?;
+        let (_, prepare, walk) = self.kernels.iter().find(|(rows, ..)| call.dk == *rows)?;
         let shared = walk_shared(call.dk) as u32;
-        (call.tokens > 0 && call.dv.is_multiple_of(COLUMNS) && shared <= cx.device().shared_limit())
+        let exact = self.exact || call.state != DType::F32;
+        (exact && call.tokens > 0 && call.dv.is_multiple_of(COLUMNS) && shared <= cx.device().shared_limit())
             .then_some((prepare, walk, shared))
     }
 }
@@ -204,7 +211,7 @@ impl Kernels {
             any: function("any_tokens")?,
             coefficients: scan("coefficients")?,
             scans: [(64, scan("scan_64")?), (128, scan("scan_128")?), (256, scan("scan_256")?)],
-            chunks: (dtype != DType::F32).then(|| Chunks::new(device, suffix)).transpose()?,
+            chunks: (dtype != DType::F32).then(|| Chunks::new(device, dtype)).transpose()?,
         })
     }
 
