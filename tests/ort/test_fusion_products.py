@@ -153,7 +153,7 @@ def test_products_of_one_input(rng, dtype, norm, M):
 @pytest.mark.parametrize("M", [(1, 1), (3, 1), (1, 11)], ids=str)
 @pytest.mark.parametrize("change", ["", "swapped"])
 def test_a_gated_pair(rng, dtype, M, change):
-    check(rng, Products(dtype=dtype, M=M, N=(80, 80), kinds="qq", gated=True, change=change))
+    check(rng, Products(dtype=dtype, M=M, N=(400, 400), kinds="qq", gated=True, change=change))
 
 
 @pytest.mark.parametrize("block_size", [32, 64, 128])
@@ -176,7 +176,7 @@ def test_widths(rng, K, block_size, zero_points):
 def test_rows_of_any_scale(rng, scale, dtype):
     """A row times gamma leaves a half's range; normalised it does not."""
     check(rng, Products(dtype=dtype, K=1024, N=(80, 80), kinds="qq", scale=scale, sum_read=scale > 1e-3))
-    check(rng, Products(dtype=dtype, K=1024, N=(80, 80), kinds="qq", scale=scale, norm="rms", gated=True))
+    check(rng, Products(dtype=dtype, K=1024, N=(400, 400), kinds="qq", scale=scale, norm="rms", gated=True))
 
 
 def test_a_row_with_one_large_element(rng):
