@@ -168,7 +168,7 @@ def test_layouts(rng, block_size, zero_points, bias):
 @pytest.mark.parametrize("K", [128, 384, 2048, 8448])
 def test_widths(rng, K, block_size, zero_points):
     """Whole slices and halves of them, one a warp and several."""
-    check(rng, Products(K=K, N=(32, 16, 4), block_size=block_size, zero_points=zero_points))
+    check(rng, Products(K=K, block_size=block_size, zero_points=zero_points))
 
 
 @pytest.mark.parametrize("dtype", [F16, BF16], ids=name_of)
