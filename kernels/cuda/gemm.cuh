@@ -197,14 +197,9 @@ struct Gemm {
         tile0 = blockIdx.x / row_blocks * kBlockTiles;
         x = static_cast<const T*>(p.x);
         T* y = static_cast<T*>(p.y);
-        if constexpr (BITS == 16) {
-            const uint2 at = p.batch.operands();
-            x += at.x * p.batch.x_matrix;
-            w.data += uint64_t(at.y) * w.tiles * w.chunks * chunk_bytes<BITS>();
-            y += uint64_t(p.batch.index()) * p.m * w.n;
-        }
+        if constexpr (BITS == 16) take_from_batch(p, x, w, y);
         wide = (reinterpret_cast<uintptr_t>(x) | p.x_row * 2 | w.k * 2) % 16 == 0;
-for_sums([](float(&d)[4], int, int) { d[0] = d[1] = d[2] = d[3] = 0; });
+        for_sums([](float(&d)[4], int, int) { d[0] = d[1] = d[2] = d[3] = 0; });
 
         // blockIdx.y: parts of K, of which none is empty.
         const uint32_t part = ceil_div(w.chunks, gridDim.y);

@@ -146,12 +146,7 @@ NXRT_DEVICE void gemv(const ProductParams& p) {
     Weights w = p.w;
     const T* x = static_cast<const T*>(p.x);
     T* y = static_cast<T*>(p.y);
-    if constexpr (BITS == 16) {
-        const uint2 at = p.batch.operands();
-        x += at.x * p.batch.x_matrix;
-        w.data += uint64_t(at.y) * w.tiles * w.chunks * chunk_bytes<BITS>();
-        y += uint64_t(p.batch.index()) * p.m * w.n;
-    }
+    if constexpr (BITS == 16) take_from_batch(p, x, w, y);
     const uint32_t row = m0 + lane / 4;
     const bool inside = row < p.m;
     const unsigned rows = min(p.m - m0, kGemvRows);

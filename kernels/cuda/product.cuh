@@ -45,4 +45,13 @@ struct ProductParams {
     uint32_t pad;
 };
 
+// Moves on to the operands and the results of this block's product of a batch, whose weights are 16-bit floats.
+template <class T>
+NXRT_DEVICE void take_from_batch(const ProductParams& p, const T*& x, Weights& w, T*& y) {
+    const uint2 at = p.batch.operands();
+    x += at.x * p.batch.x_matrix;
+    w.data += uint64_t(at.y) * w.tiles * w.chunks * chunk_bytes<16>();
+    y += uint64_t(p.batch.index()) * p.m * w.n;
+}
+
 }  // namespace nxrt

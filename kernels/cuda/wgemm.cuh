@@ -293,12 +293,7 @@ struct Wgemm {
         tile0 = blockIdx.x / row_blocks * kBlockTiles;
         const T* x = static_cast<const T*>(p.x);
         T* y = static_cast<T*>(p.y);
-        if constexpr (BITS == 16) {
-            const uint2 at = p.batch.operands();
-            x += at.x * p.batch.x_matrix;
-            w.data += uint64_t(at.y) * w.tiles * w.chunks * chunk_bytes<BITS>();
-            y += uint64_t(p.batch.index()) * p.m * w.n;
-        }
+        if constexpr (BITS == 16) take_from_batch(p, x, w, y);
         const uint32_t lane = lane_id();
         wide = (reinterpret_cast<uintptr_t>(x) | p.x_row * 2 | w.k * 2) % 16 == 0;
 #pragma unroll

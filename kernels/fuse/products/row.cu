@@ -128,16 +128,16 @@ struct Ring {
         }
     }
 
-    // Whether another lot begins.
-    NXRT_DEVICE bool advance() {
+    // To the next item.
+    NXRT_DEVICE void advance() {
         if (++repeat < repeats) {
             data[0] += p.sets * kPieceBytes;
-            return false;
+            return;
         }
         if (++round == p.rounds) {
             lot += p.blocks;
             if (!halves && lot < p.lots) locate(Lot(p, lot, false));
-            return true;
+            return;
         }
         column += p.along * kSlice;
 #pragma unroll
@@ -147,7 +147,6 @@ struct Ring {
             zeros[b] += p.along * kZeroBytes;
         }
         repeat = 0;
-        return false;
     }
 
     // The next stage's turn.
